@@ -1,0 +1,9 @@
+//! Serve mixture-of-experts GGUF models faster: several llama.cpp workers, each request sent to the one whose batch
+//! already uses the same experts.
+
+pub mod calibrate;
+pub mod rng;
+pub mod route;
+pub mod schedule;
+pub mod signature;
+pub mod types;

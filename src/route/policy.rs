@@ -1,0 +1,93 @@
+use serde::Serialize;
+
+use crate::{signature::Signature, types::WorkerId};
+
+/// What a policy may know about the request it places.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RouteRequest<'a> {
+    /// The prompt's signature; none for dense models, without a calibration, or for counts that weigh nothing.
+    pub signature: Option<&'a Signature>,
+    /// The workload's label, for the `domain` oracle.
+    pub domain: Option<&'a str>,
+}
+
+/// What a policy may know about a decode worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerView {
+    /// The worker.
+    pub id: WorkerId,
+    /// Sequences it can hold.
+    pub n_slots: u32,
+    /// Sequences it holds, booked hand-offs included.
+    pub n_inflight: u32,
+    /// False while the worker is lost or drained: nothing may be sent to it.
+    pub healthy: bool,
+}
+
+impl WorkerView {
+    /// Whether a request may be sent to the worker now.
+    pub fn eligible(&self) -> bool {
+        self.healthy && self.n_inflight < self.n_slots
+    }
+}
+
+/// Where a request goes, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Decision {
+    /// The chosen worker.
+    pub worker: WorkerId,
+    /// What decided.
+    pub reason: Reason,
+    /// Cosine of the request's signature and the chosen worker's centroid, where the policy compares them.
+    pub similarity: Option<f32>,
+    /// The largest such cosine over eligible workers.
+    pub best_similarity: Option<f32>,
+    /// Eligible workers the policy chose between at the end (the band's size).
+    pub band: u32,
+    /// The chosen worker's load before this request.
+    pub n_inflight: u32,
+}
+
+/// What decided a [`Decision`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The least loaded worker of the locality band.
+    Band,
+    /// The request has no signature, so the least loaded worker.
+    NoSignature,
+    /// The policy looks at load only.
+    Load,
+    /// The next worker in turn.
+    Turn,
+    /// A seeded draw.
+    Draw,
+    /// A worker set apart for the request's domain.
+    Domain,
+    /// The domain's own workers were full, or the request has no label, so the least loaded worker.
+    OutsideDomain,
+}
+
+/// Why no worker was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// Every worker is lost or drained.
+    #[error("no decode worker is running")]
+    NoWorker,
+    /// Every running worker is full; the request waits.
+    #[error("every decode worker is full")]
+    AllFull,
+}
+
+/// Chooses a decode worker for a prefilled request.
+///
+/// One owner calls it, one request at a time. It books nothing and changes no worker: the dispatcher does. The same
+/// calls and seed give the same decisions on every machine; ties go to the lowest id.
+pub trait RoutePolicy: Send {
+    /// The policy's name in the command line, configuration and JSON.
+    fn name(&self) -> &'static str;
+
+    /// The worker for `request`. `workers` is in id order.
+    fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError>;
+}

@@ -1,0 +1,115 @@
+use std::sync::Arc;
+
+use crate::{
+    signature::ExpertCounts,
+    types::{SamplingParams, Slot, Token},
+};
+
+/// Runs one worker's forward passes: llama.cpp in the engine, scripted faults in tests.
+///
+/// The scheduler decides what to run and keeps the slots; the runner owns the context. Slots are below
+/// [`RunnerInfo::n_slots`].
+pub trait ModelRunner: Send {
+    /// What the scheduler must know about the worker.
+    fn info(&self) -> &RunnerInfo;
+
+    /// Starts a sequence in an empty slot: how its tokens are drawn, and the tokens generated before it came here.
+    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError>;
+
+    /// Runs the next chunk of a prompt. Expert picks of its tokens are added to `counts` if the runner taps.
+    /// With `last`, draws the sequence's next token.
+    fn prefill(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+        counts: Option<&mut ExpertCounts>,
+    ) -> Result<Option<Token>, RunError>;
+
+    /// Runs one token of each sequence in `batch` (slots ascending) and draws the next token of each into `next`, in
+    /// the same order.
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>) -> Result<(), RunError>;
+
+    /// Copies a sequence out of its slot.
+    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError>;
+
+    /// Puts a sequence into an empty slot and verifies that every position arrived.
+    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError>;
+
+    /// Moves a sequence, its sampler included, to an empty slot, unchanged to the bit.
+    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError>;
+
+    /// Empties a slot. An empty slot stays empty.
+    fn close(&mut self, slot: Slot) -> Result<(), RunError>;
+}
+
+/// A worker's limits and what its sequences can be exchanged with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunnerInfo {
+    /// Sequences the worker holds at most.
+    pub n_slots: u32,
+    /// Tokens a sequence may have, prompt and output together.
+    pub n_ctx_slot: u32,
+    /// Prompt tokens a call of [`ModelRunner::prefill`] takes at most.
+    pub n_batch: u32,
+    /// Sequences of a decode batch must sit in neighbouring slots, or the step is cut in parts.
+    pub contiguous_slots: bool,
+    /// MoE layers whose picks the runner counts in prefill.
+    pub tapped: Vec<u32>,
+    /// What must be equal for two workers to exchange sequences.
+    pub fingerprint: StateFingerprint,
+}
+
+/// What must be equal for two workers to exchange sequences, in words.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StateFingerprint(
+    /// Name and value of each setting, in a fixed order.
+    pub Vec<(&'static str, String)>,
+);
+
+impl StateFingerprint {
+    /// The first setting that differs: its name, the value here and the value there.
+    pub fn difference<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
+        assert_eq!(self.0.len(), other.0.len(), "fingerprints of different kinds of runners");
+        self.0.iter().zip(&other.0).find(|(a, b)| a != b).map(|(a, b)| (a.0, a.1.as_str(), b.1.as_str()))
+    }
+}
+
+/// One sequence's token of a decode step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeItem {
+    /// The sequence's slot.
+    pub slot: Slot,
+    /// The token to run: the last one drawn.
+    pub token: Token,
+    /// Its position.
+    pub pos: u32,
+}
+
+/// A sequence's keys and values outside any worker.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SeqState {
+    /// Positions 0 to `n_tokens - 1` are in it.
+    pub n_tokens: u32,
+    /// The runner's own format.
+    pub bytes: Arc<[u8]>,
+}
+
+impl std::fmt::Debug for SeqState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SeqState {{ n_tokens: {}, {} bytes }}", self.n_tokens, self.bytes.len())
+    }
+}
+
+/// A forward pass or state copy that did not work, and what is left.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The call did nothing: every sequence is as it was, and may be retried or given to another worker.
+    #[error("{0}")]
+    Restored(String),
+    /// The worker cannot be trusted any more: its sequences must be prefilled again elsewhere.
+    #[error("{0}")]
+    Fatal(String),
+}

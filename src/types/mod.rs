@@ -1,0 +1,11 @@
+//! The plain data every floor shares: ids, a model's MoE shape, requests and how they end.
+//!
+//! Nothing here computes, waits or does I/O.
+
+mod ids;
+mod request;
+mod shape;
+
+pub use ids::{RequestId, Slot, Token, WorkerId};
+pub use request::{FinishReason, Request, SamplingParams, Usage};
+pub use shape::MoeShape;

@@ -1,0 +1,90 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::Token;
+
+/// What a caller asks for: a prompt in tokens, how to sample, and when to stop.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The prompt, special tokens included. Not empty.
+    pub prompt: Vec<Token>,
+    /// Tokens to generate at most; at least 1.
+    pub max_tokens: u32,
+    /// How each token is chosen.
+    pub sampling: SamplingParams,
+    /// A label of the workload, used only by the `domain` oracle.
+    pub domain: Option<String>,
+    /// Longest time from submission to the last token; past it the request ends with [`FinishReason::Deadline`].
+    pub deadline: Option<Duration>,
+}
+
+/// How a token is chosen from the logits. The default is greedy.
+///
+/// Applied in this order: penalties, top-k, top-p, min-p, temperature, draw. The i-th draw of a request depends on
+/// `seed` and i alone, so the text does not depend on the worker, and a request that moves to another worker goes on
+/// with the same text.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingParams {
+    /// 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Keep the k likeliest tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of likeliest tokens whose probability reaches this; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Divide the logits of the last `penalty_last_n` tokens by this; 1 is off.
+    pub penalty_repeat: f32,
+    /// Lower a token's logit by this for each time it occurred; 0 is off.
+    pub penalty_freq: f32,
+    /// Lower a token's logit by this when it occurred; 0 is off.
+    pub penalty_present: f32,
+    /// Generated tokens the penalties look back at.
+    pub penalty_last_n: u32,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Go on after an end-of-generation token, so that an output has exactly `max_tokens` tokens.
+    pub ignore_eos: bool,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            penalty_repeat: 1.0,
+            penalty_freq: 0.0,
+            penalty_present: 0.0,
+            penalty_last_n: 64,
+            seed: 0,
+            ignore_eos: false,
+        }
+    }
+}
+
+/// Why a request's stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its text.
+    Stop,
+    /// `max_tokens` or the slot's length was reached.
+    Length,
+    /// The caller cancelled or dropped the stream.
+    Cancelled,
+    /// The request's deadline passed.
+    Deadline,
+}
+
+/// What a finished request used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+}
