@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use crate::{
+    schedule::StepPicks,
     signature::ExpertCounts,
     types::{SamplingParams, Slot, Token},
 };
@@ -17,7 +18,7 @@ pub trait ModelRunner: Send {
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError>;
 
     /// Runs the next chunk of a prompt. Expert picks of its tokens are added to `counts` if the runner taps.
-    /// With `last`, draws the sequence's next token.
+    /// With `last`, draws the sequence's next token. A call that fails has counted nothing.
     fn prefill(
         &mut self,
         slot: Slot,
@@ -28,8 +29,9 @@ pub trait ModelRunner: Send {
     ) -> Result<Option<Token>, RunError>;
 
     /// Runs one token of each sequence in `batch` (slots ascending) and draws the next token of each into `next`, in
-    /// the same order.
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>) -> Result<(), RunError>;
+    /// the same order. The experts they picked go to `picks`, if the runner taps decode steps; otherwise it is left
+    /// empty.
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError>;
 
     /// Copies a sequence out of its slot.
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError>;

@@ -1,0 +1,252 @@
+use std::collections::VecDeque;
+
+use crate::{
+    schedule::{
+        DecodeItem, Handoff, Job, ModelRunner, RunError, RunnerInfo, StepPicks, WorkerEvent, compact, prefill::draw,
+    },
+    types::{FinishReason, RequestId, Slot, Token},
+};
+
+/// Times a step that changed nothing is tried again before the worker gives its requests back.
+const MAX_STEP_RETRIES: u32 = 2;
+
+/// One decode worker: a token of every resident sequence each step, sequences joining and leaving between steps.
+#[derive(Debug)]
+pub struct DecodeWorker {
+    chunk: u32,
+    contiguous: bool,
+    eog: Vec<Token>,
+    slots: Vec<Option<Resident>>,
+    incoming: VecDeque<Handoff>,
+    cancelled: Vec<(RequestId, FinishReason)>,
+    n_step_retries: u32,
+    lost: bool,
+    next: Vec<Token>,
+    batch: Vec<DecodeItem>,
+    step: DecodeStep,
+}
+
+/// What one step did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DecodeStep {
+    /// The requests that got a token, in slot order.
+    pub requests: Vec<RequestId>,
+    /// The experts they picked, if the runner taps decode steps.
+    pub picks: StepPicks,
+    /// Sequences taken in.
+    pub n_imported: u32,
+    /// Hand-offs that did not arrive whole and are prefilled again on this worker.
+    pub n_refilled: u32,
+    /// Sequences moved to keep the batch in neighbouring slots.
+    pub n_relocated: u32,
+}
+
+#[derive(Debug)]
+struct Resident {
+    job: Job,
+    /// Tokens in the slot. A sequence whose hand-off failed is filled up chunk by chunk before it decodes.
+    n_filled: u32,
+}
+
+impl Resident {
+    /// All but the last drawn token must be in the slot before that one can run.
+    fn is_ready(&self) -> bool {
+        self.n_filled + 1 == self.job.n_tokens()
+    }
+}
+
+impl DecodeWorker {
+    /// A worker for a runner with `info`. A sequence whose hand-off failed is prefilled again `chunk` tokens a step;
+    /// `eog` are the model's end-of-generation tokens.
+    pub fn new(info: &RunnerInfo, chunk: u32, eog: &[Token]) -> Self {
+        assert!(chunk > 0 && chunk <= info.n_batch, "chunk {chunk} for batches of {}", info.n_batch);
+        Self {
+            chunk,
+            contiguous: info.contiguous_slots,
+            eog: eog.to_vec(),
+            slots: (0..info.n_slots).map(|_| None).collect(),
+            incoming: VecDeque::new(),
+            cancelled: Vec::new(),
+            n_step_retries: 0,
+            lost: false,
+            next: Vec::new(),
+            batch: Vec::new(),
+            step: DecodeStep::default(),
+        }
+    }
+
+    /// Takes a prefilled request in; the dispatcher has booked its slot.
+    pub fn admit(&mut self, handoff: Handoff) {
+        assert!(self.n_held() < self.slots.len(), "more hand-offs than the {} slots", self.slots.len());
+        self.incoming.push_back(handoff);
+    }
+
+    /// Ends a request at the next step, if it is still here.
+    pub fn cancel(&mut self, id: RequestId, reason: FinishReason) {
+        self.cancelled.push((id, reason));
+    }
+
+    /// Requests held, those not yet imported included.
+    pub fn n_held(&self) -> usize {
+        self.incoming.len() + self.slots.iter().flatten().count()
+    }
+
+    /// Whether a step would do nothing.
+    pub fn is_idle(&self) -> bool {
+        self.n_held() == 0 && self.cancelled.is_empty()
+    }
+
+    /// Runs one token of every resident sequence.
+    pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> &DecodeStep {
+        self.step.requests.clear();
+        self.step.picks.clear();
+        self.step.n_imported = 0;
+        self.step.n_refilled = 0;
+        self.step.n_relocated = 0;
+        if let Err(error) = self.run_step(runner, events) {
+            self.lose(&error.to_string(), events);
+        }
+        &self.step
+    }
+
+    /// Every request the worker holds, for prefilling elsewhere.
+    pub fn take_all(&mut self) -> Vec<Job> {
+        let resident = self.slots.iter_mut().filter_map(Option::take).map(|resident| resident.job);
+        resident.chain(self.incoming.drain(..).map(|handoff| handoff.job)).collect()
+    }
+
+    fn run_step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
+        self.sweep_cancelled(runner, events)?;
+        self.import(runner)?;
+        self.refill(runner)?;
+        if self.contiguous {
+            self.close_ranks(runner)?;
+        }
+        self.plan();
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        match runner.decode(&self.batch, &mut self.next, &mut self.step.picks) {
+            Ok(()) => {
+                self.n_step_retries = 0;
+                self.apply(runner, events)
+            }
+            Err(RunError::Restored(_)) if self.n_step_retries < MAX_STEP_RETRIES => {
+                self.n_step_retries += 1;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn plan(&mut self) {
+        self.batch.clear();
+        for (index, resident) in self.slots.iter().enumerate() {
+            if let Some(resident) = resident
+                && resident.is_ready()
+            {
+                let pos = resident.n_filled;
+                self.batch.push(DecodeItem { slot: Slot(index as u32), token: resident.job.token(pos), pos });
+            }
+        }
+    }
+
+    fn apply(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
+        assert_eq!(self.next.len(), self.batch.len(), "one token drawn for each of the batch");
+        let n_ctx_slot = runner.info().n_ctx_slot;
+        for (item, &token) in self.batch.iter().zip(&self.next) {
+            let place = &mut self.slots[item.slot.index()];
+            let resident = place.as_mut().expect("planned");
+            resident.n_filled += 1;
+            self.step.requests.push(resident.job.id);
+            if let Some(reason) = draw(&mut resident.job, token, &self.eog, n_ctx_slot, events) {
+                let job = place.take().expect("planned").job;
+                events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() });
+                runner.close(item.slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes waiting hand-offs into the lowest free slots. One that does not arrive whole is prefilled again here.
+    fn import(&mut self, runner: &mut dyn ModelRunner) -> Result<(), RunError> {
+        while let Some(free) = self.slots.iter().position(Option::is_none) {
+            let Some(Handoff { job, state, .. }) = self.incoming.pop_front() else { break };
+            let slot = Slot(free as u32);
+            // The job takes its place first: whatever fails below, it is among those the worker gives back.
+            let sampling = job.request.sampling;
+            let resident = self.slots[free].insert(Resident { job, n_filled: state.n_tokens });
+            runner.open(slot, &sampling, &resident.job.generated)?;
+            match runner.import(slot, &state) {
+                Ok(()) => self.step.n_imported += 1,
+                Err(RunError::Restored(_)) => {
+                    resident.n_filled = 0;
+                    self.step.n_refilled += 1;
+                    runner.close(slot)?;
+                    runner.open(slot, &sampling, &resident.job.generated)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the next chunk of each sequence that is not whole yet.
+    fn refill(&mut self, runner: &mut dyn ModelRunner) -> Result<(), RunError> {
+        for (index, resident) in self.slots.iter_mut().enumerate() {
+            if let Some(resident) = resident
+                && !resident.is_ready()
+            {
+                let end = ((resident.n_filled / self.chunk + 1) * self.chunk).min(resident.job.n_tokens() - 1);
+                let tokens = resident.job.tokens(resident.n_filled, end);
+                runner.prefill(Slot(index as u32), &tokens, resident.n_filled, false, None)?;
+                resident.n_filled = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves sequences so that the batch sits in neighbouring slots: llama.cpp cuts a batch with gaps into several
+    /// passes over the weights (`split_equal` of the pinned revision).
+    fn close_ranks(&mut self, runner: &mut dyn ModelRunner) -> Result<(), RunError> {
+        let occupied: Vec<bool> = self.slots.iter().map(Option::is_some).collect();
+        for (from, to) in compact::moves(&occupied) {
+            match runner.relocate(Slot(from as u32), Slot(to as u32)) {
+                Ok(()) => {}
+                // Still correct, only slower: the step runs with the gap.
+                Err(RunError::Restored(_)) => break,
+                Err(error) => return Err(error),
+            }
+            self.slots[to] = self.slots[from].take();
+            self.step.n_relocated += 1;
+        }
+        Ok(())
+    }
+
+    fn sweep_cancelled(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
+        for (id, reason) in std::mem::take(&mut self.cancelled) {
+            if let Some(at) = self.incoming.iter().position(|handoff| handoff.job.id == id) {
+                if let Some(handoff) = self.incoming.remove(at) {
+                    events.push(WorkerEvent::Finished { id, reason, usage: handoff.job.usage() });
+                }
+            } else if let Some(at) = self.slots.iter().position(|slot| slot.as_ref().is_some_and(|r| r.job.id == id)) {
+                if let Some(resident) = self.slots[at].take() {
+                    events.push(WorkerEvent::Finished { id, reason, usage: resident.job.usage() });
+                }
+                runner.close(Slot(at as u32))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
+        if self.lost {
+            return;
+        }
+        self.lost = true;
+        for job in self.take_all() {
+            events.push(WorkerEvent::Returned { job, error: message.to_owned() });
+        }
+        events.push(WorkerEvent::Lost { error: message.to_owned() });
+    }
+}

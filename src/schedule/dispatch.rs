@@ -1,0 +1,426 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    calibrate::Calibration,
+    route::{Decision, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    schedule::{Handoff, Job, WorkerEvent},
+    signature::Signature,
+    types::{FinishReason, Request, RequestId, Usage, WorkerId},
+};
+
+/// Which worker an event comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A prefill worker.
+    Prefill(WorkerId),
+    /// A decode worker.
+    Decode(WorkerId),
+}
+
+/// What the driver must do next.
+#[derive(Debug)]
+pub enum Command {
+    /// Give a request to a prefill worker.
+    Prefill(WorkerId, Job),
+    /// Give a prefilled request to a decode worker, for the reason stated.
+    Decode(WorkerId, Handoff, Decision),
+    /// End a request on a worker that holds it.
+    Cancel(Source, RequestId, FinishReason),
+    /// Tell the client that its request ended.
+    End(RequestId, Outcome),
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// With all the text it will have.
+    Finished(FinishReason, Usage),
+    /// It could not be run: one sentence says why.
+    Failed(String),
+}
+
+/// Bounds of the queues between the stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DispatchLimits {
+    /// Requests waiting for a prefill worker; one more is refused.
+    pub max_queue: usize,
+    /// Requests given to one prefill worker at a time.
+    pub max_prefill: usize,
+    /// Prefilled requests waiting for a decode slot, each a sequence state in memory; prefill pauses at this many.
+    pub max_handoffs: usize,
+    /// Times a request is prefilled again before it fails.
+    pub max_retries: u32,
+}
+
+impl Default for DispatchLimits {
+    fn default() -> Self {
+        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3 }
+    }
+}
+
+/// The queue of waiting requests is full: try again later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the queue is full: {0} requests are waiting; try again later")]
+pub struct QueueFull(pub usize);
+
+/// Counters since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DispatchStats {
+    /// Requests given to a worker again after one gave them back.
+    pub n_retried: u64,
+    /// Workers lost.
+    pub n_workers_lost: u64,
+}
+
+/// Knows where every request is; feeds the prefill workers, chooses decode workers and books their slots.
+///
+/// Events in, commands out; the driver (threads, or a virtual clock) carries them. One owner.
+pub struct Dispatcher {
+    policy: Box<dyn RoutePolicy>,
+    calibration: Option<Arc<Calibration>>,
+    limits: DispatchLimits,
+    prefill: Vec<PrefillView>,
+    decode: Vec<WorkerView>,
+    queue: VecDeque<Job>,
+    handoffs: VecDeque<(Handoff, Option<Signature>)>,
+    records: BTreeMap<RequestId, Record>,
+    stats: DispatchStats,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PrefillView {
+    n_inflight: usize,
+    n_tokens: u64,
+    healthy: bool,
+}
+
+#[derive(Debug)]
+struct Record {
+    place: Place,
+    n_tokens: u64,
+    deadline: Option<Duration>,
+    /// Set when the request must end wherever it is met next.
+    cancelled: Option<FinishReason>,
+    usage: Usage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Queue,
+    Prefill(WorkerId),
+    Handoff,
+    Decode(WorkerId),
+}
+
+impl Dispatcher {
+    /// A dispatcher for `n_prefill` prefill workers and one decode worker for each entry of `n_slots`.
+    ///
+    /// `calibration` turns counts into signatures; without it every request is routed without one.
+    pub fn new(
+        n_prefill: usize,
+        n_slots: &[u32],
+        policy: Box<dyn RoutePolicy>,
+        calibration: Option<Arc<Calibration>>,
+        limits: DispatchLimits,
+    ) -> Self {
+        let decode = n_slots.iter().enumerate().map(|(id, &n_slots)| WorkerView {
+            id: WorkerId(id as u32),
+            n_slots,
+            n_inflight: 0,
+            healthy: true,
+        });
+        Self {
+            policy,
+            calibration,
+            limits,
+            prefill: vec![PrefillView { n_inflight: 0, n_tokens: 0, healthy: true }; n_prefill],
+            decode: decode.collect(),
+            queue: VecDeque::new(),
+            handoffs: VecDeque::new(),
+            records: BTreeMap::new(),
+            stats: DispatchStats::default(),
+        }
+    }
+
+    /// Accepts a request at time `now`; from here on it has exactly one [`Command::End`].
+    pub fn submit(
+        &mut self,
+        id: RequestId,
+        request: Arc<Request>,
+        now: Duration,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), QueueFull> {
+        if self.queue.len() >= self.limits.max_queue {
+            return Err(QueueFull(self.queue.len()));
+        }
+        let n_prompt = request.prompt.len();
+        let record = Record {
+            place: Place::Queue,
+            n_tokens: n_prompt as u64,
+            deadline: request.deadline.map(|deadline| now + deadline),
+            cancelled: None,
+            usage: Usage { prompt_tokens: n_prompt as u32, completion_tokens: 0 },
+        };
+        let known = self.records.insert(id, record);
+        assert!(known.is_none(), "request {id} submitted twice");
+        self.queue.push_back(Job::new(id, request));
+        self.advance(commands);
+        Ok(())
+    }
+
+    /// Ends a request for the caller, wherever it is. Unknown and ended requests are ignored.
+    pub fn cancel(&mut self, id: RequestId, reason: FinishReason, commands: &mut Vec<Command>) {
+        let Some(record) = self.records.get_mut(&id) else { return };
+        record.cancelled.get_or_insert(reason);
+        match record.place {
+            Place::Prefill(worker) => commands.push(Command::Cancel(Source::Prefill(worker), id, reason)),
+            Place::Decode(worker) => commands.push(Command::Cancel(Source::Decode(worker), id, reason)),
+            Place::Queue => {
+                self.queue.retain(|job| job.id != id);
+                self.end_cancelled(id, commands);
+            }
+            Place::Handoff => {
+                self.handoffs.retain(|(handoff, _)| handoff.job.id != id);
+                self.end_cancelled(id, commands);
+            }
+        }
+        self.advance(commands);
+    }
+
+    /// Ends every request whose deadline is past at time `now`.
+    pub fn expire(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let late = |record: &Record| record.cancelled.is_none() && record.deadline.is_some_and(|d| d <= now);
+        let ids: Vec<RequestId> = self.records.iter().filter(|(_, r)| late(r)).map(|(&id, _)| id).collect();
+        for id in ids {
+            self.cancel(id, FinishReason::Deadline, commands);
+        }
+    }
+
+    /// The earliest deadline of a request that is still running.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.records.values().filter(|r| r.cancelled.is_none()).filter_map(|r| r.deadline).min()
+    }
+
+    /// Takes in what a worker reported. Tokens are the driver's to stream; here they only count.
+    pub fn on_event(&mut self, source: Source, event: WorkerEvent, commands: &mut Vec<Command>) {
+        match event {
+            WorkerEvent::Token { id, .. } => {
+                if let Some(record) = self.records.get_mut(&id) {
+                    record.usage.completion_tokens += 1;
+                }
+            }
+            WorkerEvent::Prefilled(handoff) => {
+                self.leave(source, handoff.job.id);
+                self.on_prefilled(handoff, commands);
+            }
+            WorkerEvent::Finished { id, reason, usage } => {
+                self.leave(source, id);
+                self.end(id, Outcome::Finished(reason, usage), commands);
+            }
+            WorkerEvent::Returned { job, error } => {
+                self.leave(source, job.id);
+                self.on_returned(job, &error, commands);
+            }
+            WorkerEvent::Lost { error } => self.on_lost(source, &error, commands),
+        }
+        self.advance(commands);
+    }
+
+    /// Requests accepted and not ended.
+    pub fn n_active(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Requests waiting for a prefill worker.
+    pub fn n_queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The decode workers and their booked loads.
+    pub fn workers(&self) -> &[WorkerView] {
+        &self.decode
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> DispatchStats {
+        self.stats
+    }
+
+    /// The policy in use.
+    pub fn policy_name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    /// Panics unless the bookings are exactly the requests that hold them.
+    pub fn check_integrity(&self) {
+        for worker in &self.decode {
+            let held = self.records.values().filter(|r| r.place == Place::Decode(worker.id)).count();
+            assert_eq!(held, worker.n_inflight as usize, "bookings of decode worker {}", worker.id);
+            assert!(worker.n_inflight <= worker.n_slots, "decode worker {} is overbooked", worker.id);
+        }
+        for (index, worker) in self.prefill.iter().enumerate() {
+            let id = WorkerId(index as u32);
+            let held = || self.records.values().filter(|r| r.place == Place::Prefill(id));
+            assert_eq!(held().count(), worker.n_inflight, "requests of prefill worker {id}");
+            assert_eq!(held().map(|r| r.n_tokens).sum::<u64>(), worker.n_tokens, "tokens of prefill worker {id}");
+        }
+        let place = |id: RequestId| self.records.get(&id).map(|r| r.place);
+        assert!(self.queue.iter().all(|job| place(job.id) == Some(Place::Queue)), "queue");
+        assert!(self.handoffs.iter().all(|(h, _)| place(h.job.id) == Some(Place::Handoff)), "hand-offs");
+        let waiting = self.records.values().filter(|r| matches!(r.place, Place::Queue | Place::Handoff)).count();
+        assert_eq!(waiting, self.queue.len() + self.handoffs.len(), "requests that wait nowhere");
+    }
+
+    fn on_prefilled(&mut self, handoff: Handoff, commands: &mut Vec<Command>) {
+        let id = handoff.job.id;
+        if self.end_cancelled(id, commands) {
+            return;
+        }
+        let signature = match (&self.calibration, &handoff.counts) {
+            (Some(calibration), Some(counts)) => calibration.signature(counts),
+            _ => None,
+        };
+        self.record(id).place = Place::Handoff;
+        self.handoffs.push_back((handoff, signature));
+    }
+
+    fn on_returned(&mut self, mut job: Job, error: &str, commands: &mut Vec<Command>) {
+        let id = job.id;
+        if self.end_cancelled(id, commands) {
+            return;
+        }
+        if job.n_retries >= self.limits.max_retries {
+            let message = format!("given up after {} tries; the last one: {error}", job.n_retries + 1);
+            self.end(id, Outcome::Failed(message), commands);
+            return;
+        }
+        job.n_retries += 1;
+        self.stats.n_retried += 1;
+        let n_tokens = u64::from(job.n_tokens());
+        let record = self.record(id);
+        record.place = Place::Queue;
+        record.n_tokens = n_tokens;
+        self.queue.push_front(job);
+    }
+
+    fn on_lost(&mut self, source: Source, error: &str, commands: &mut Vec<Command>) {
+        self.stats.n_workers_lost += 1;
+        match source {
+            Source::Prefill(worker) => self.prefill[worker.index()].healthy = false,
+            Source::Decode(worker) => self.decode[worker.index()].healthy = false,
+        }
+        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
+        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
+        if no_prefill || no_decode {
+            let kind = if no_prefill { "prefill" } else { "decode" };
+            self.fail_waiting(&format!("every {kind} worker is lost; the last one: {error}"), commands);
+        }
+    }
+
+    /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
+    fn fail_waiting(&mut self, message: &str, commands: &mut Vec<Command>) {
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|job| job.id);
+        let handoffs = std::mem::take(&mut self.handoffs).into_iter().map(|(handoff, _)| handoff.job.id);
+        for id in queued.chain(handoffs).collect::<Vec<_>>() {
+            self.end(id, Outcome::Failed(message.to_owned()), commands);
+        }
+    }
+
+    /// Moves on whatever can move: hand-offs to decode workers first, then the queue to prefill workers.
+    fn advance(&mut self, commands: &mut Vec<Command>) {
+        while let Some((handoff, signature)) = self.handoffs.pop_front() {
+            let id = handoff.job.id;
+            let request = RouteRequest { signature: signature.as_ref(), domain: handoff.job.request.domain.as_deref() };
+            match self.policy.select(&request, &self.decode) {
+                Ok(decision) => {
+                    let worker = &mut self.decode[decision.worker.index()];
+                    assert!(worker.eligible(), "{} chose worker {} which is full", self.policy.name(), worker.id);
+                    worker.n_inflight += 1;
+                    self.record(id).place = Place::Decode(decision.worker);
+                    commands.push(Command::Decode(decision.worker, handoff, decision));
+                }
+                Err(RouteError::AllFull) => {
+                    self.handoffs.push_front((handoff, signature));
+                    break;
+                }
+                Err(error @ RouteError::NoWorker) => self.end(id, Outcome::Failed(error.to_string()), commands),
+            }
+        }
+        self.feed_prefill(commands);
+    }
+
+    fn feed_prefill(&mut self, commands: &mut Vec<Command>) {
+        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
+        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
+        if no_decode || no_prefill {
+            let kind = if no_prefill { "prefill" } else { "decode" };
+            self.fail_waiting(&format!("no {kind} worker is running"), commands);
+            return;
+        }
+        while !self.queue.is_empty() {
+            let n_prefilling: usize = self.prefill.iter().map(|worker| worker.n_inflight).sum();
+            if self.handoffs.len() + n_prefilling >= self.n_ahead() {
+                return;
+            }
+            let free = |w: &&PrefillView| w.healthy && w.n_inflight < self.limits.max_prefill;
+            let Some((index, _)) =
+                self.prefill.iter().enumerate().filter(|(_, w)| free(w)).min_by_key(|(i, w)| (w.n_tokens, *i))
+            else {
+                return;
+            };
+            let Some(job) = self.queue.pop_front() else { return };
+            let worker = WorkerId(index as u32);
+            let record = self.record(job.id);
+            record.place = Place::Prefill(worker);
+            let n_tokens = record.n_tokens;
+            self.prefill[index].n_inflight += 1;
+            self.prefill[index].n_tokens += n_tokens;
+            commands.push(Command::Prefill(worker, job));
+        }
+    }
+
+    /// Requests that may be in prefill or waiting for a slot: those the free slots can take, and `max_handoffs` more.
+    fn n_ahead(&self) -> usize {
+        let free = self.decode.iter().filter(|w| w.healthy).map(|w| (w.n_slots - w.n_inflight) as usize);
+        free.sum::<usize>() + self.limits.max_handoffs
+    }
+
+    /// A request has left the worker that held it.
+    fn leave(&mut self, source: Source, id: RequestId) {
+        let record = self.record(id);
+        let n_tokens = record.n_tokens;
+        match source {
+            Source::Prefill(worker) => {
+                assert_eq!(record.place, Place::Prefill(worker), "request {id} reported by prefill worker {worker}");
+                self.prefill[worker.index()].n_inflight -= 1;
+                self.prefill[worker.index()].n_tokens -= n_tokens;
+            }
+            Source::Decode(worker) => {
+                assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
+                self.decode[worker.index()].n_inflight -= 1;
+            }
+        }
+    }
+
+    fn end_cancelled(&mut self, id: RequestId, commands: &mut Vec<Command>) -> bool {
+        let record = self.record(id);
+        let usage = record.usage;
+        let Some(reason) = record.cancelled else { return false };
+        self.end(id, Outcome::Finished(reason, usage), commands);
+        true
+    }
+
+    fn end(&mut self, id: RequestId, outcome: Outcome, commands: &mut Vec<Command>) {
+        let record = self.records.remove(&id);
+        assert!(record.is_some(), "request {id} ended twice");
+        commands.push(Command::End(id, outcome));
+    }
+
+    fn record(&mut self, id: RequestId) -> &mut Record {
+        self.records.get_mut(&id).unwrap_or_else(|| panic!("request {id} is not known"))
+    }
+}

@@ -1,0 +1,39 @@
+use crate::{
+    schedule::{Handoff, Job},
+    types::{FinishReason, RequestId, Token, Usage},
+};
+
+/// What a worker reports after a step, in order.
+#[derive(Debug)]
+pub enum WorkerEvent {
+    /// A request drew a token.
+    Token {
+        /// Whose.
+        id: RequestId,
+        /// Which.
+        token: Token,
+    },
+    /// A prompt is done and can be handed to a decode worker.
+    Prefilled(Handoff),
+    /// A request ended; its slot is free.
+    Finished {
+        /// Which.
+        id: RequestId,
+        /// Why.
+        reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+    },
+    /// A request could not go on here and must be prefilled again, with its tokens so far.
+    Returned {
+        /// The request.
+        job: Job,
+        /// What went wrong.
+        error: String,
+    },
+    /// The worker takes no more work.
+    Lost {
+        /// What went wrong.
+        error: String,
+    },
+}

@@ -1,0 +1,230 @@
+use std::sync::Arc;
+
+use crate::{
+    rng::mix,
+    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
+    signature::ExpertCounts,
+    types::{SamplingParams, Slot, Token},
+};
+
+/// A toy model whose next token is a hash of all tokens before it, so that a lost, doubled or misplaced token changes
+/// everything after it.
+#[derive(Debug, Clone, Copy)]
+pub struct FakeModel {
+    /// Tokens are `0..n_vocab`; token 0 ends the text.
+    pub n_vocab: u32,
+    /// MoE layers.
+    pub n_layer: u32,
+    /// Experts a layer; 0 is a dense model.
+    pub n_expert: u32,
+    /// Experts a token picks.
+    pub n_expert_used: u32,
+}
+
+impl FakeModel {
+    /// The token after `tokens`.
+    pub fn next(&self, tokens: &[Token], sampling: &SamplingParams) -> Token {
+        let hash = tokens.iter().fold(mix(sampling.seed), |hash, &token| mix(hash ^ token as u64));
+        (hash % u64::from(self.n_vocab)) as Token
+    }
+
+    /// The experts `token` picks in `layer`: `n_expert_used` neighbours.
+    pub fn picks(&self, token: Token, layer: u32) -> Vec<u32> {
+        let first = mix(token as u64 ^ (u64::from(layer) << 32)) % u64::from(self.n_expert);
+        (0..self.n_expert_used).map(|i| (first as u32 + i) % self.n_expert).collect()
+    }
+
+    /// The whole output for `prompt`, computed at once: what any number of workers must reproduce.
+    pub fn complete(&self, prompt: &[Token], sampling: &SamplingParams, max_tokens: u32) -> Vec<Token> {
+        let mut tokens = prompt.to_vec();
+        while tokens.len() < prompt.len() + max_tokens as usize {
+            let token = self.next(&tokens, sampling);
+            if token == 0 && !sampling.ignore_eos {
+                break;
+            }
+            tokens.push(token);
+        }
+        tokens.split_off(prompt.len())
+    }
+}
+
+/// A failure to inject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// The n-th call of decode (from 0) fails and leaves everything as it was.
+    DecodeRestored(u64),
+    /// The n-th call of decode fails and takes the worker with it.
+    DecodeFatal(u64),
+    /// The n-th call of decode panics.
+    DecodePanic(u64),
+    /// The n-th call of prefill fails and leaves everything as it was.
+    PrefillRestored(u64),
+    /// The n-th call of prefill fails and takes the worker with it.
+    PrefillFatal(u64),
+    /// The n-th import fails and leaves the slot empty.
+    ImportRestored(u64),
+    /// The n-th export fails.
+    ExportRestored(u64),
+}
+
+/// A [`ModelRunner`] over a [`FakeModel`], with scripted faults, that panics when the scheduler breaks a rule.
+#[derive(Debug)]
+pub struct FakeRunner {
+    model: FakeModel,
+    info: RunnerInfo,
+    slots: Vec<Option<Sequence>>,
+    faults: Vec<Fault>,
+    n_decode: u64,
+    n_prefill: u64,
+    n_import: u64,
+    n_export: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Sequence {
+    sampling: SamplingParams,
+    tokens: Vec<Token>,
+}
+
+impl FakeRunner {
+    /// A runner with `n_slots` slots of `n_ctx_slot` tokens, which taps prefill if the model has experts.
+    pub fn new(model: FakeModel, n_slots: u32, n_ctx_slot: u32, faults: Vec<Fault>) -> Self {
+        let tapped = if model.n_expert == 0 { Vec::new() } else { (0..model.n_layer).collect() };
+        let info = RunnerInfo {
+            n_slots,
+            n_ctx_slot,
+            n_batch: 512,
+            contiguous_slots: true,
+            tapped,
+            fingerprint: StateFingerprint(vec![("model", format!("{model:?}"))]),
+        };
+        let slots = (0..n_slots).map(|_| None).collect();
+        Self { model, info, slots, faults, n_decode: 0, n_prefill: 0, n_import: 0, n_export: 0 }
+    }
+
+    /// Slots that hold a sequence.
+    pub fn n_open(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    fn sequence(&mut self, slot: Slot) -> &mut Sequence {
+        self.slots[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is empty"))
+    }
+
+    fn has(&self, fault: &Fault) -> bool {
+        self.faults.contains(fault)
+    }
+}
+
+impl ModelRunner for FakeRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn open(&mut self, slot: Slot, sampling: &SamplingParams, _generated: &[Token]) -> Result<(), RunError> {
+        let place = &mut self.slots[slot.index()];
+        assert!(place.is_none(), "slot {slot} is taken");
+        *place = Some(Sequence { sampling: *sampling, tokens: Vec::new() });
+        Ok(())
+    }
+
+    fn prefill(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+        counts: Option<&mut ExpertCounts>,
+    ) -> Result<Option<Token>, RunError> {
+        let call = self.n_prefill;
+        self.n_prefill += 1;
+        if self.has(&Fault::PrefillRestored(call)) {
+            return Err(RunError::Restored(format!("prefill {call} failed as scripted")));
+        }
+        if self.has(&Fault::PrefillFatal(call)) {
+            return Err(RunError::Fatal(format!("prefill {call} broke the worker as scripted")));
+        }
+        let (model, n_ctx_slot) = (self.model, self.info.n_ctx_slot);
+        let sequence = self.sequence(slot);
+        assert_eq!(sequence.tokens.len() as u32, pos, "position of the chunk in slot {slot}");
+        sequence.tokens.extend_from_slice(tokens);
+        assert!(sequence.tokens.len() as u32 <= n_ctx_slot, "slot {slot} overflows");
+        if let Some(counts) = counts {
+            counts.add_tokens(tokens.len() as u32);
+            for layer in 0..model.n_layer {
+                for &token in tokens {
+                    counts.add(layer, &model.picks(token, layer));
+                }
+            }
+        }
+        Ok(last.then(|| model.next(&sequence.tokens, &sequence.sampling)))
+    }
+
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        let call = self.n_decode;
+        self.n_decode += 1;
+        assert!(!self.has(&Fault::DecodePanic(call)), "decode {call} panics as scripted");
+        if self.has(&Fault::DecodeRestored(call)) {
+            return Err(RunError::Restored(format!("decode {call} failed as scripted")));
+        }
+        if self.has(&Fault::DecodeFatal(call)) {
+            return Err(RunError::Fatal(format!("decode {call} broke the worker as scripted")));
+        }
+        let neighbours = batch.windows(2).all(|w| w[0].slot.0 + 1 == w[1].slot.0);
+        assert!(neighbours || !self.info.contiguous_slots, "a gap in {batch:?}");
+        let (model, n_ctx_slot) = (self.model, self.info.n_ctx_slot);
+        next.clear();
+        picks.reset(batch.len(), model.n_layer as usize, model.n_expert_used as usize);
+        for (index, item) in batch.iter().enumerate() {
+            let sequence = self.sequence(item.slot);
+            assert_eq!(sequence.tokens.len() as u32, item.pos, "position of slot {}", item.slot);
+            assert!(item.pos < n_ctx_slot, "slot {} overflows", item.slot);
+            sequence.tokens.push(item.token);
+            next.push(model.next(&sequence.tokens, &sequence.sampling));
+            for layer in 0..model.n_layer {
+                if model.n_expert > 0 {
+                    picks.set(index, layer as usize, &model.picks(item.token, layer));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
+        let call = self.n_export;
+        self.n_export += 1;
+        if self.has(&Fault::ExportRestored(call)) {
+            return Err(RunError::Restored(format!("export {call} failed as scripted")));
+        }
+        let tokens = &self.sequence(slot).tokens;
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        Ok(SeqState { n_tokens: tokens.len() as u32, bytes: Arc::from(bytes) })
+    }
+
+    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
+        let call = self.n_import;
+        self.n_import += 1;
+        if self.has(&Fault::ImportRestored(call)) {
+            return Err(RunError::Restored(format!("import {call} failed as scripted")));
+        }
+        let sequence = self.sequence(slot);
+        assert!(sequence.tokens.is_empty(), "slot {slot} is not empty");
+        let (chunks, rest) = state.bytes.as_chunks::<4>();
+        assert!(rest.is_empty() && chunks.len() == state.n_tokens as usize, "a torn state");
+        sequence.tokens = chunks.iter().map(|&bytes| Token::from_le_bytes(bytes)).collect();
+        Ok(())
+    }
+
+    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
+        assert!(self.slots[to.index()].is_none(), "slot {to} is taken");
+        let sequence = self.slots[from.index()].take();
+        assert!(sequence.is_some(), "slot {from} is empty");
+        self.slots[to.index()] = sequence;
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) -> Result<(), RunError> {
+        self.slots[slot.index()] = None;
+        Ok(())
+    }
+}

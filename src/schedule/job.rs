@@ -1,0 +1,61 @@
+use std::sync::Arc;
+
+use crate::{
+    schedule::SeqState,
+    signature::ExpertCounts,
+    types::{Request, RequestId, Token, Usage},
+};
+
+/// An accepted request on its way through the workers. There is exactly one of it: whoever holds it owes the client
+/// an end.
+#[derive(Debug)]
+pub struct Job {
+    /// Which request.
+    pub id: RequestId,
+    /// What was asked for.
+    pub request: Arc<Request>,
+    /// The tokens drawn so far. They survive the loss of a worker, so that the client's stream goes on unbroken.
+    pub generated: Vec<Token>,
+    /// Times the request had to be prefilled again.
+    pub n_retries: u32,
+}
+
+impl Job {
+    /// A request that has not run yet.
+    pub fn new(id: RequestId, request: Arc<Request>) -> Self {
+        Self { id, request, generated: Vec::new(), n_retries: 0 }
+    }
+
+    /// Prompt and generated tokens together.
+    pub fn n_tokens(&self) -> u32 {
+        (self.request.prompt.len() + self.generated.len()) as u32
+    }
+
+    /// Token `pos` of the sequence: the prompt's, then the generated ones.
+    pub fn token(&self, pos: u32) -> Token {
+        let pos = pos as usize;
+        let n_prompt = self.request.prompt.len();
+        if pos < n_prompt { self.request.prompt[pos] } else { self.generated[pos - n_prompt] }
+    }
+
+    /// Tokens `from..to` of the sequence.
+    pub fn tokens(&self, from: u32, to: u32) -> Vec<Token> {
+        (from..to).map(|pos| self.token(pos)).collect()
+    }
+
+    /// What the request has used.
+    pub fn usage(&self) -> Usage {
+        Usage { prompt_tokens: self.request.prompt.len() as u32, completion_tokens: self.generated.len() as u32 }
+    }
+}
+
+/// A prefilled request between two workers: all tokens but the last drawn one are in `state`.
+#[derive(Debug)]
+pub struct Handoff {
+    /// The request; its last generated token has been streamed but not run.
+    pub job: Job,
+    /// Keys and values of the tokens before that one.
+    pub state: SeqState,
+    /// The experts the prefill picked; none where the prefill worker has no tap.
+    pub counts: Option<ExpertCounts>,
+}

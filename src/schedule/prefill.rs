@@ -1,0 +1,240 @@
+use std::collections::VecDeque;
+
+use crate::{
+    schedule::{Handoff, Job, ModelRunner, RunError, RunnerInfo, WorkerEvent},
+    signature::ExpertCounts,
+    types::{FinishReason, RequestId, Slot, Token},
+};
+
+/// Chunks a prompt may be passed over by shorter ones before it is next.
+const MAX_PASSED_OVER: u32 = 8;
+
+/// One prefill worker: runs prompts chunk by chunk, counting the experts they pick, and hands each on with its first
+/// token.
+///
+/// A chunk ends at an absolute multiple of the chunk length, whatever the load, so that a prompt is always cut at the
+/// same places. Up to `n_parallel` prompts are open at once and the one with the fewest tokens left runs next, so a
+/// long prompt delays a short one by a chunk; a prompt passed over [`MAX_PASSED_OVER`] times runs next.
+#[derive(Debug)]
+pub struct PrefillWorker {
+    chunk: u32,
+    eog: Vec<Token>,
+    n_expert: u32,
+    tapped: Vec<u32>,
+    open: Vec<Option<Open>>,
+    waiting: VecDeque<Job>,
+    cancelled: Vec<(RequestId, FinishReason)>,
+    lost: bool,
+}
+
+#[derive(Debug)]
+struct Open {
+    job: Job,
+    n_done: u32,
+    n_passed_over: u32,
+    counts: Option<ExpertCounts>,
+}
+
+/// The chunk a step runs.
+struct Plan {
+    slot: Slot,
+    tokens: Vec<Token>,
+    pos: u32,
+    last: bool,
+}
+
+impl PrefillWorker {
+    /// A worker for a runner with `info`, whose prompts are cut every `chunk` tokens. `eog` are the model's
+    /// end-of-generation tokens, `n_expert` its experts a layer (0: dense).
+    pub fn new(info: &RunnerInfo, chunk: u32, n_parallel: u32, eog: &[Token], n_expert: u32) -> Self {
+        assert!(chunk > 0 && chunk <= info.n_batch, "chunk {chunk} for batches of {}", info.n_batch);
+        let n_parallel = n_parallel.clamp(1, info.n_slots);
+        Self {
+            chunk,
+            eog: eog.to_vec(),
+            n_expert,
+            tapped: info.tapped.clone(),
+            open: (0..n_parallel).map(|_| None).collect(),
+            waiting: VecDeque::new(),
+            cancelled: Vec::new(),
+            lost: false,
+        }
+    }
+
+    /// Takes a request in.
+    pub fn admit(&mut self, job: Job) {
+        self.waiting.push_back(job);
+    }
+
+    /// Ends a request at the next step, if it is still here.
+    pub fn cancel(&mut self, id: RequestId, reason: FinishReason) {
+        self.cancelled.push((id, reason));
+    }
+
+    /// Whether a step would do nothing.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.cancelled.is_empty() && self.open.iter().all(Option::is_none)
+    }
+
+    /// Runs one chunk of one prompt.
+    pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        self.sweep_cancelled(runner, events);
+        let Some(plan) = self.plan(runner, events) else { return };
+        let open = self.open[plan.slot.index()].as_mut().expect("planned");
+        let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.last, open.counts.as_mut());
+        self.apply(&plan, run, runner, events);
+    }
+
+    /// Every request the worker holds, for prefilling elsewhere.
+    pub fn take_all(&mut self) -> Vec<Job> {
+        let open = self.open.iter_mut().filter_map(Option::take).map(|open| open.job);
+        open.chain(self.waiting.drain(..)).collect()
+    }
+
+    fn plan(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<Plan> {
+        for index in 0..self.open.len() {
+            if self.open[index].is_some() {
+                continue;
+            }
+            let Some(job) = self.waiting.pop_front() else { break };
+            let slot = Slot(index as u32);
+            match runner.open(slot, &job.request.sampling, &job.generated) {
+                Ok(()) => {
+                    let counts = (!self.tapped.is_empty()).then(|| ExpertCounts::new(&self.tapped, self.n_expert));
+                    self.open[index] = Some(Open { job, n_done: 0, n_passed_over: 0, counts });
+                }
+                Err(error) => {
+                    self.give_back(job, &error, events);
+                    if self.lost {
+                        return None;
+                    }
+                }
+            }
+        }
+        let candidates = || self.open.iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?)));
+        let overdue = candidates().find(|(_, open)| open.n_passed_over >= MAX_PASSED_OVER).map(|(i, _)| i);
+        let shortest = || candidates().min_by_key(|(i, open)| (open.job.n_tokens() - open.n_done, *i)).map(|(i, _)| i);
+        let chosen = overdue.or_else(shortest)?;
+        for (index, open) in self.open.iter_mut().enumerate() {
+            if let Some(open) = open {
+                open.n_passed_over = if index == chosen { 0 } else { open.n_passed_over + 1 };
+            }
+        }
+        let open = self.open[chosen].as_ref()?;
+        let n_tokens = open.job.n_tokens();
+        let end = ((open.n_done / self.chunk + 1) * self.chunk).min(n_tokens);
+        Some(Plan {
+            slot: Slot(chosen as u32),
+            tokens: open.job.tokens(open.n_done, end),
+            pos: open.n_done,
+            last: end == n_tokens,
+        })
+    }
+
+    fn apply(
+        &mut self,
+        plan: &Plan,
+        run: Result<Option<Token>, RunError>,
+        runner: &mut dyn ModelRunner,
+        events: &mut Vec<WorkerEvent>,
+    ) {
+        let index = plan.slot.index();
+        match run {
+            Ok(None) => {
+                assert!(!plan.last, "the last chunk of a prompt draws a token");
+                self.open[index].as_mut().expect("planned").n_done += plan.tokens.len() as u32;
+            }
+            Ok(Some(token)) => {
+                let open = self.open[index].take().expect("planned");
+                self.hand_on(open, token, plan.slot, runner, events);
+            }
+            Err(error) => {
+                let open = self.open[index].take().expect("planned");
+                self.give_back(open.job, &error, events);
+                self.close(plan.slot, runner, events);
+            }
+        }
+    }
+
+    /// The prompt is done: streams its first token and lets the sequence go.
+    fn hand_on(
+        &mut self,
+        open: Open,
+        token: Token,
+        slot: Slot,
+        runner: &mut dyn ModelRunner,
+        events: &mut Vec<WorkerEvent>,
+    ) {
+        let Open { mut job, counts, .. } = open;
+        let n_tokens = job.n_tokens();
+        match draw(&mut job, token, &self.eog, runner.info().n_ctx_slot, events) {
+            Some(reason) => events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() }),
+            None => match runner.export(slot) {
+                Ok(state) => {
+                    assert_eq!(state.n_tokens, n_tokens, "exported length");
+                    events.push(WorkerEvent::Prefilled(Handoff { job, state, counts }));
+                }
+                Err(error) => self.give_back(job, &error, events),
+            },
+        }
+        self.close(slot, runner, events);
+    }
+
+    fn sweep_cancelled(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        for (id, reason) in std::mem::take(&mut self.cancelled) {
+            let job = if let Some(at) = self.waiting.iter().position(|job| job.id == id) {
+                self.waiting.remove(at)
+            } else if let Some(at) = self.open.iter().position(|open| open.as_ref().is_some_and(|o| o.job.id == id)) {
+                self.close(Slot(at as u32), runner, events);
+                self.open[at].take().map(|open| open.job)
+            } else {
+                None
+            };
+            if let Some(job) = job {
+                events.push(WorkerEvent::Finished { id, reason, usage: job.usage() });
+            }
+        }
+    }
+
+    /// One request could not run here; after a fatal error none of the others can either.
+    fn give_back(&mut self, job: Job, error: &RunError, events: &mut Vec<WorkerEvent>) {
+        events.push(WorkerEvent::Returned { job, error: error.to_string() });
+        if let RunError::Fatal(message) = error {
+            self.lose(message, events);
+        }
+    }
+
+    fn close(&mut self, slot: Slot, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        if self.lost {
+            return;
+        }
+        if let Err(error) = runner.close(slot) {
+            self.lose(&error.to_string(), events);
+        }
+    }
+
+    fn lose(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
+        self.lost = true;
+        for job in self.take_all() {
+            events.push(WorkerEvent::Returned { job, error: message.to_owned() });
+        }
+        events.push(WorkerEvent::Lost { error: message.to_owned() });
+    }
+}
+
+/// Takes in a drawn token: streams it, or says why the request ends.
+pub(super) fn draw(
+    job: &mut Job,
+    token: Token,
+    eog: &[Token],
+    n_ctx_slot: u32,
+    events: &mut Vec<WorkerEvent>,
+) -> Option<FinishReason> {
+    if !job.request.sampling.ignore_eos && eog.contains(&token) {
+        return Some(FinishReason::Stop);
+    }
+    events.push(WorkerEvent::Token { id: job.id, token });
+    job.generated.push(token);
+    let full = job.generated.len() as u32 >= job.request.max_tokens || job.n_tokens() > n_ctx_slot;
+    full.then_some(FinishReason::Length)
+}

@@ -1,0 +1,290 @@
+//! The dispatcher and the workers together, over the fake runner: whatever fails, every accepted request ends exactly
+//! once, with the text an undisturbed run would have given.
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use eldr::{
+    rng::Rng,
+    route::{Decision, Reason, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    schedule::{
+        Command, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Outcome, PrefillWorker,
+        Source, WorkerEvent,
+    },
+    types::{FinishReason, Request, RequestId, SamplingParams, Token, WorkerId},
+};
+use proptest::prelude::*;
+
+const MODEL: FakeModel = FakeModel { n_vocab: 23, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+const CHUNK: u32 = 8;
+
+/// Least loaded; the real policies have tests of their own.
+struct Shortest;
+
+impl RoutePolicy for Shortest {
+    fn name(&self) -> &'static str {
+        "shortest"
+    }
+
+    fn select(&mut self, _: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+        if workers.iter().all(|w| !w.healthy) {
+            return Err(RouteError::NoWorker);
+        }
+        let worker = workers.iter().filter(|w| w.eligible()).min_by_key(|w| w.n_inflight).ok_or(RouteError::AllFull)?;
+        Ok(Decision {
+            worker: worker.id,
+            reason: Reason::Load,
+            similarity: None,
+            best_similarity: None,
+            band: 1,
+            n_inflight: worker.n_inflight,
+        })
+    }
+}
+
+struct World {
+    dispatcher: Dispatcher,
+    prefill: Vec<(PrefillWorker, FakeRunner)>,
+    decode: Vec<(DecodeWorker, FakeRunner)>,
+    commands: Vec<Command>,
+    tokens: BTreeMap<RequestId, Vec<Token>>,
+    ends: BTreeMap<RequestId, Outcome>,
+}
+
+impl World {
+    fn new(n_prefill: usize, slots: &[u32], faults: &[(Source, Fault)], limits: DispatchLimits) -> Self {
+        let faults_of = |source: Source| faults.iter().filter(|f| f.0 == source).map(|f| f.1.clone()).collect();
+        let prefill = (0..n_prefill).map(|i| {
+            let runner = FakeRunner::new(MODEL, 4, 64, faults_of(Source::Prefill(WorkerId(i as u32))));
+            (PrefillWorker::new(runner_info(&runner), CHUNK, 2, &[0], MODEL.n_expert), runner)
+        });
+        let decode = slots.iter().enumerate().map(|(i, &n)| {
+            let runner = FakeRunner::new(MODEL, n, 64, faults_of(Source::Decode(WorkerId(i as u32))));
+            (DecodeWorker::new(runner_info(&runner), CHUNK, &[0]), runner)
+        });
+        Self {
+            dispatcher: Dispatcher::new(n_prefill, slots, Box::new(Shortest), None, limits),
+            prefill: prefill.collect(),
+            decode: decode.collect(),
+            commands: Vec::new(),
+            tokens: BTreeMap::new(),
+            ends: BTreeMap::new(),
+        }
+    }
+
+    fn submit(&mut self, id: u64, request: Request) -> bool {
+        let id = RequestId(id);
+        let accepted = self.dispatcher.submit(id, Arc::new(request), Duration::ZERO, &mut self.commands).is_ok();
+        if accepted {
+            self.tokens.insert(id, Vec::new());
+        }
+        self.carry_out();
+        accepted
+    }
+
+    fn cancel(&mut self, id: u64) {
+        self.dispatcher.cancel(RequestId(id), FinishReason::Cancelled, &mut self.commands);
+        self.carry_out();
+    }
+
+    /// One step of one worker, chosen by `pick`.
+    fn step(&mut self, pick: usize) {
+        let mut events = Vec::new();
+        let n = self.prefill.len() + self.decode.len();
+        let source = if pick % n < self.prefill.len() {
+            let index = pick % n;
+            let (worker, runner) = &mut self.prefill[index];
+            worker.step(runner, &mut events);
+            Source::Prefill(WorkerId(index as u32))
+        } else {
+            let index = pick % n - self.prefill.len();
+            let (worker, runner) = &mut self.decode[index];
+            worker.step(runner, &mut events);
+            Source::Decode(WorkerId(index as u32))
+        };
+        for event in events {
+            if let WorkerEvent::Token { id, token } = event {
+                self.tokens.get_mut(&id).unwrap().push(token);
+            }
+            self.dispatcher.on_event(source, event, &mut self.commands);
+            self.dispatcher.check_integrity();
+            self.carry_out();
+        }
+    }
+
+    fn carry_out(&mut self) {
+        for command in std::mem::take(&mut self.commands) {
+            match command {
+                Command::Prefill(worker, job) => self.prefill[worker.index()].0.admit(job),
+                Command::Decode(worker, handoff, _) => self.decode[worker.index()].0.admit(handoff),
+                Command::Cancel(Source::Prefill(worker), id, why) => self.prefill[worker.index()].0.cancel(id, why),
+                Command::Cancel(Source::Decode(worker), id, why) => self.decode[worker.index()].0.cancel(id, why),
+                Command::End(id, outcome) => {
+                    assert!(self.ends.insert(id, outcome).is_none(), "request {id} ended twice");
+                }
+            }
+        }
+        self.dispatcher.check_integrity();
+    }
+
+    fn drain(&mut self) {
+        let n = self.prefill.len() + self.decode.len();
+        for round in 0.. {
+            if self.dispatcher.n_active() == 0 {
+                return;
+            }
+            assert!(round < 10_000, "{} requests never end", self.dispatcher.n_active());
+            (0..n).for_each(|worker| self.step(worker));
+        }
+    }
+}
+
+fn runner_info(runner: &FakeRunner) -> &eldr::schedule::RunnerInfo {
+    use eldr::schedule::ModelRunner as _;
+    runner.info()
+}
+
+fn request(rng: &mut Rng) -> Request {
+    let prompt = (0..=rng.below(40)).map(|_| Token::try_from(1 + rng.below(22)).unwrap()).collect();
+    Request {
+        prompt,
+        max_tokens: 1 + rng.below(20) as u32,
+        sampling: SamplingParams { seed: rng.next_u64(), ..SamplingParams::default() },
+        domain: None,
+        deadline: None,
+    }
+}
+
+/// What the request's stream must be: the model's text, cut where the slot is full.
+fn expected(request: &Request) -> Vec<Token> {
+    let room = 64 + 1 - request.prompt.len() as u32;
+    MODEL.complete(&request.prompt, &request.sampling, request.max_tokens.min(room))
+}
+
+fn fault(kind: usize, at: u64) -> Fault {
+    match kind {
+        0 => Fault::DecodeRestored(at),
+        1 => Fault::DecodeFatal(at),
+        2 => Fault::PrefillRestored(at),
+        3 => Fault::PrefillFatal(at),
+        4 => Fault::ImportRestored(at),
+        _ => Fault::ExportRestored(at),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn every_request_ends_once_with_the_undisturbed_text(
+        seed in any::<u64>(),
+        n_prefill in 1usize..3,
+        slots in prop::collection::vec(1u32..5, 1..4),
+        faults in prop::collection::vec((0usize..6, 0u64..30, 0u32..4), 0..5),
+        n_requests in 1u64..25,
+        cancels in prop::collection::vec(0u64..25, 0..4),
+    ) {
+        let faults: Vec<(Source, Fault)> = faults
+            .into_iter()
+            .flat_map(|(kind, at, worker)| {
+                let fault = fault(kind, at);
+                [(Source::Decode(WorkerId(worker)), fault.clone()), (Source::Prefill(WorkerId(worker)), fault)]
+            })
+            .collect();
+        let mut world = World::new(n_prefill, &slots, &faults, DispatchLimits { max_queue: 64, ..Default::default() });
+        let mut rng = Rng::new(seed);
+        let mut requests = BTreeMap::new();
+        for id in 0..n_requests {
+            let request = request(&mut rng);
+            prop_assert!(world.submit(id, request.clone()));
+            requests.insert(RequestId(id), request);
+            for _ in 0..rng.below(6) {
+                world.step(rng.below(64));
+            }
+            if cancels.contains(&id) {
+                world.cancel(rng.below(id as usize + 1) as u64);
+            }
+        }
+        world.drain();
+        prop_assert_eq!(world.ends.len(), requests.len());
+        for (id, request) in &requests {
+            let (got, want) = (&world.tokens[id], expected(request));
+            match &world.ends[id] {
+                Outcome::Finished(FinishReason::Stop | FinishReason::Length, usage) => {
+                    prop_assert_eq!(got, &want);
+                    prop_assert_eq!(usage.completion_tokens as usize, want.len());
+                    prop_assert_eq!(usage.prompt_tokens as usize, request.prompt.len());
+                }
+                // A cancelled or failed request has streamed a prefix and nothing wrong.
+                Outcome::Finished(..) | Outcome::Failed(_) => prop_assert!(want.starts_with(got)),
+            }
+        }
+        if faults.is_empty() {
+            prop_assert!(world.ends.values().all(|end| !matches!(end, Outcome::Failed(_))));
+        }
+        for (worker, runner) in &world.decode {
+            prop_assert!(worker.is_idle());
+            prop_assert!(runner.n_open() == 0 || faults.iter().any(|f| matches!(f.1, Fault::DecodeFatal(_) | Fault::DecodeRestored(_))));
+        }
+    }
+}
+
+#[test]
+fn a_lost_decode_worker_costs_no_token() {
+    let faults = [(Source::Decode(WorkerId(0)), Fault::DecodeFatal(5))];
+    let mut world = World::new(1, &[4, 4], &faults, DispatchLimits::default());
+    let mut rng = Rng::new(1);
+    let requests: Vec<Request> = (0..12).map(|_| request(&mut rng)).collect();
+    for (id, request) in requests.iter().enumerate() {
+        assert!(world.submit(id as u64, request.clone()));
+    }
+    world.drain();
+    for (id, request) in requests.iter().enumerate() {
+        assert_eq!(world.tokens[&RequestId(id as u64)], expected(request));
+    }
+    assert_eq!(world.dispatcher.stats().n_workers_lost, 1);
+    assert!(world.dispatcher.stats().n_retried > 0);
+}
+
+#[test]
+fn when_the_last_decode_worker_is_lost_every_request_is_told() {
+    let faults = [(Source::Decode(WorkerId(0)), Fault::DecodeFatal(2))];
+    let mut world = World::new(1, &[2], &faults, DispatchLimits::default());
+    let mut rng = Rng::new(2);
+    for id in 0..6 {
+        let long = Request { max_tokens: 20, ..request(&mut rng) };
+        let sampling = SamplingParams { ignore_eos: true, ..long.sampling };
+        assert!(world.submit(id, Request { sampling, ..long }));
+    }
+    world.drain();
+    let failed = world.ends.values().filter(|end| matches!(end, Outcome::Failed(why) if why.contains("decode worker")));
+    assert_eq!(failed.count(), 6);
+}
+
+#[test]
+fn a_full_queue_refuses_and_loses_nothing() {
+    let limits = DispatchLimits { max_queue: 2, max_prefill: 1, max_handoffs: 0, ..DispatchLimits::default() };
+    let mut world = World::new(1, &[1], &[], limits);
+    let mut rng = Rng::new(3);
+    let accepted: Vec<bool> = (0..6).map(|id| world.submit(id, request(&mut rng))).collect();
+    assert_eq!(accepted, [true, true, true, false, false, false]);
+    world.drain();
+    assert_eq!(world.ends.len(), 3);
+}
+
+#[test]
+fn a_deadline_ends_a_request_wherever_it_is() {
+    let mut world = World::new(1, &[1], &[], DispatchLimits::default());
+    let mut rng = Rng::new(4);
+    for id in 0..5 {
+        let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+        let deadline = Some(Duration::from_secs(id + 1));
+        assert!(world.submit(id, Request { sampling, deadline, max_tokens: 20, ..request(&mut rng) }));
+    }
+    (0..7).for_each(|pick| world.step(pick));
+    assert_eq!(world.dispatcher.next_deadline(), Some(Duration::from_secs(1)));
+    world.dispatcher.expire(Duration::from_secs(3), &mut world.commands);
+    world.carry_out();
+    world.drain();
+    let late = |id: u64| matches!(world.ends[&RequestId(id)], Outcome::Finished(FinishReason::Deadline, _));
+    assert_eq!([late(0), late(1), late(2), late(3), late(4)], [true, true, true, false, false]);
+}
