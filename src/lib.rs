@@ -2,6 +2,7 @@
 //! already uses the same experts.
 
 pub mod calibrate;
+pub mod engine;
 pub mod rng;
 pub mod route;
 pub mod schedule;
