@@ -19,6 +19,13 @@ pub enum EngineError {
     /// A calibration file could not be used.
     #[error("{0}")]
     Calibration(String),
+    /// A worker failed outside the engine's threads.
+    #[error("{0}")]
+    Run(String),
+    /// llama.cpp refused.
+    #[cfg(feature = "llama")]
+    #[error(transparent)]
+    Llama(#[from] crate::llama::LlamaError),
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     File {
