@@ -2,6 +2,7 @@
 //!
 //! Never speaks HTTP, parses arguments or calls the sys crate; llama.cpp is behind [`crate::schedule::ModelRunner`].
 
+mod calibration_file;
 mod error;
 mod handle;
 mod permits;
@@ -10,6 +11,7 @@ mod stream;
 mod tokenizer;
 mod worker;
 
+pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker};
 pub use permits::{Permit, Permits};
