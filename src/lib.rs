@@ -2,6 +2,8 @@
 //! already uses the same experts.
 
 pub mod calibrate;
+#[cfg(feature = "llama")]
+pub mod llama;
 pub mod rng;
 pub mod route;
 pub mod schedule;
