@@ -124,12 +124,7 @@ impl ModelRunner for LlamaRunner {
         if last { self.sample(slot, tokens.len() - 1).map(Some) } else { Ok(None) }
     }
 
-    fn decode(
-        &mut self,
-        batch: &[DecodeItem],
-        next: &mut Vec<Token>,
-        picks: &mut StepPicks,
-    ) -> Result<(), RunError> {
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
         self.batch.clear();
         for item in batch {
             assert_eq!(self.n_tokens[item.slot.index()], item.pos, "position of slot {}", item.slot);

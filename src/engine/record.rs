@@ -71,7 +71,8 @@ impl<'a> Recorder<'a> {
         shape: &MoeShape,
         prompts: &'a [RecordPrompt],
     ) -> Result<Self, EngineError> {
-        let one = EngineConfig { prefill: first_of(&config.prefill), decode: first_of(&config.decode), ..config.clone() };
+        let one =
+            EngineConfig { prefill: first_of(&config.prefill), decode: first_of(&config.decode), ..config.clone() };
         let prefill = model.prefill_workers(&one, &shape.usable())?.remove(0).runner;
         let decode = model.decode_workers(&one, true)?.remove(0).runner;
         let n_ctx_slot = prefill.info().n_ctx_slot as usize;
@@ -145,12 +146,8 @@ impl<'a> Recorder<'a> {
 }
 
 fn job(index: usize, prompt: &RecordPrompt) -> Job {
-    let sampling = SamplingParams {
-        temperature: TEMPERATURE,
-        seed: index as u64,
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
+    let sampling =
+        SamplingParams { temperature: TEMPERATURE, seed: index as u64, ignore_eos: true, ..SamplingParams::default() };
     let request = Request {
         prompt: prompt.tokens.clone(),
         max_tokens: prompt.max_tokens.max(2),
