@@ -111,7 +111,7 @@ impl Search {
         let mut work = WorkSpace::default();
         search.measure(target, &mut work);
         search.target = Ranked::new(&work.ranking.keys);
-        search.work.resize_with(rayon::current_num_threads(), || WorkSpace::default());
+        search.work.resize_with(rayon::current_num_threads(), WorkSpace::default);
         search
     }
 
@@ -279,7 +279,7 @@ mod tests {
         let none = pair_products(&Array2::zeros((6, 8)));
         let choose = |layers: &[PairProducts], target| choose_layers(layers, target, usize::MAX);
         assert_eq!(choose(&[equal.clone(), none.clone()], &varied), Err(NoSpread::Layers));
-        assert_eq!(choose(&[varied.clone()], &equal), Err(NoSpread::Target));
+        assert_eq!(choose(std::slice::from_ref(&varied), &equal), Err(NoSpread::Target));
         assert_eq!(choose(&[], &varied), Err(NoSpread::Layers));
         // A layer without weight changes nothing and loses the tie.
         let choice = choose(&[none, varied.clone()], &varied).expect("spread");

@@ -80,6 +80,8 @@ pub(super) struct Scratch {
     /// The other side's [`grid_key`]s.
     pub keys: Vec<u32>,
     by_low_digit: Vec<u64>,
+    starts: Vec<u32>,
+    groups: Vec<TieGroup>,
 }
 
 /// Equal keys met last among those that share a high digit.
@@ -113,26 +115,29 @@ impl Ranked {
         const MASK: u32 = DIGITS as u32 - 1;
         let n = self.ranks.len();
         assert_eq!(scratch.keys.len(), n, "as many keys as ranks");
-        let mut starts = [0u32; DIGITS];
+        let Scratch { keys, by_low_digit, starts, groups } = scratch;
+        starts.clear();
+        starts.resize(DIGITS, 0);
+        groups.clear();
         // The key of cosine 1 has the high digit 2^12.
-        let mut groups = [TieGroup::default(); DIGITS + 1];
-        for &key in &scratch.keys {
+        groups.resize(DIGITS + 1, TieGroup::default());
+        for &key in keys.iter() {
             starts[(key & MASK) as usize] += 1;
             groups[(key >> DIGIT_BITS) as usize].n_before += 1;
         }
         to_starts(starts.iter_mut());
         to_starts(groups.iter_mut().map(|group| &mut group.n_before));
 
-        scratch.by_low_digit.resize(n, 0);
-        for (&key, &rank) in scratch.keys.iter().zip(&self.ranks) {
+        by_low_digit.resize(n, 0);
+        for (&key, &rank) in keys.iter().zip(&self.ranks) {
             let at = &mut starts[(key & MASK) as usize];
-            scratch.by_low_digit[*at as usize] = u64::from(key) << 32 | u64::from(rank);
+            by_low_digit[*at as usize] = u64::from(key) << 32 | u64::from(rank);
             *at += 1;
         }
 
         let mut product = 0;
         let mut ties = 0;
-        for &entry in &scratch.by_low_digit {
+        for &entry in by_low_digit.iter() {
             let (key, rank) = ((entry >> 32) as u32, entry & u64::from(u32::MAX));
             let group = &mut groups[(key >> DIGIT_BITS) as usize];
             if group.low != key & MASK {
@@ -142,7 +147,7 @@ impl Ranked {
             group.n += 1;
             group.rank_sum += rank;
         }
-        for group in &mut groups {
+        for group in groups {
             group.close(&mut product, &mut ties);
         }
         rho(n, product, spread_of_ties(n, ties), self.spread)
