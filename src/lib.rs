@@ -2,6 +2,9 @@
 //! already uses the same experts.
 
 pub mod calibrate;
+pub mod engine;
+#[cfg(feature = "llama")]
+pub mod llama;
 pub mod rng;
 pub mod route;
 pub mod schedule;
