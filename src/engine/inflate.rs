@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::llama::gguf::{GgufError, GgufFile, GgufWriter, Sink, TensorInfo};
+use crate::llama::gguf_file::{GgufError, GgufFile, GgufWriter, Sink, TensorInfo};
 
 /// How large the experts become.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -138,12 +138,7 @@ pub fn inflate(
     }
     let experts = Experts::find(&file)?;
     let n_ff = experts.choose_width(&file, target)?;
-    let mut writer = GgufWriter::new();
-    writer.copy_metadata(&file);
-    writer.set(&experts.width_key, u32::try_from(n_ff).map_err(|_| too_wide(n_ff))?)?;
-    for tensor in file.tensors() {
-        writer.add_tensor(&tensor.name, tensor.ttype, &experts.grown_shape(tensor, n_ff))?;
-    }
+    let writer = experts.plan(&file, n_ff)?;
     let total = writer.n_bytes();
     let mut done = 0;
     let n_bytes = writer.write(output, |name, sink| {
@@ -154,10 +149,6 @@ pub fn inflate(
         Ok(())
     })?;
     Ok(InflateReport { n_ff: (experts.n_ff, n_ff), n_bytes: (file.n_bytes(), n_bytes), n_grown: experts.grown.len() })
-}
-
-fn too_wide(n_ff: u64) -> InflateError {
-    InflateError::Target(format!("a width of {n_ff}: llama.cpp holds it in 32 bits"))
 }
 
 /// The tensors that have the expert width, and where in them it is.
@@ -237,23 +228,40 @@ impl Experts {
         Ok(Self { n_ff, step, width_key, grown })
     }
 
-    /// The new expert width: a multiple of the step that is not below the old one.
+    /// The new expert width: a multiple of the step, or the old one.
     fn choose_width(&self, file: &GgufFile, target: InflateTarget) -> Result<u64, InflateError> {
-        let at_least = match target {
-            InflateTarget::Factor(factor) if factor >= 1.0 && factor <= f64::from(u32::MAX) => {
-                (self.n_ff as f64 * factor).ceil() as u64
+        let steps_up = |n_ff: u64| if n_ff <= self.n_ff { self.n_ff } else { n_ff.next_multiple_of(self.step) };
+        match target {
+            InflateTarget::Factor(factor) if (1.0..=f64::from(u32::MAX)).contains(&factor) => {
+                Ok(steps_up((self.n_ff as f64 * factor).ceil() as u64))
             }
             InflateTarget::Factor(factor) => {
-                return Err(InflateError::Target(format!("{factor} times the width; a factor is at least 1")));
+                Err(InflateError::Target(format!("{factor} times the width; a factor is at least 1")))
             }
             InflateTarget::Bytes(bytes) => {
+                let step_bytes: u64 = file.tensors().iter().map(|t| self.added_bytes(t, self.n_ff + self.step)).sum();
                 let missing = bytes.saturating_sub(file.n_bytes());
-                let one_more: u64 = file.tensors().iter().map(|t| self.added_bytes(t, self.n_ff + self.step)).sum();
-                self.n_ff + missing.div_ceil(one_more) * self.step
+                // One step low, because padding and metadata change the size a little; then up to the target.
+                let mut n_ff = steps_up(self.n_ff + (missing / step_bytes).saturating_sub(1) * self.step);
+                while self.plan(file, n_ff)?.n_bytes() < bytes {
+                    n_ff = steps_up(n_ff + 1);
+                }
+                Ok(n_ff)
             }
-        };
-        let n_ff = if at_least == self.n_ff { self.n_ff } else { at_least.next_multiple_of(self.step) };
-        if n_ff > u64::from(u32::MAX) { Err(too_wide(n_ff)) } else { Ok(n_ff) }
+        }
+    }
+
+    /// The output's metadata and tensor table.
+    fn plan(&self, file: &GgufFile, n_ff: u64) -> Result<GgufWriter, InflateError> {
+        let width = u32::try_from(n_ff)
+            .map_err(|_| InflateError::Target(format!("a width of {n_ff}: llama.cpp holds it in 32 bits")))?;
+        let mut writer = GgufWriter::new();
+        writer.copy_metadata(file);
+        writer.set(&self.width_key, width)?;
+        for tensor in file.tensors() {
+            writer.add_tensor(&tensor.name, tensor.ttype, &self.grown_shape(tensor, n_ff))?;
+        }
+        Ok(writer)
     }
 
     fn find_grown(&self, tensor: &TensorInfo) -> Option<&Grown> {

@@ -2,4 +2,4 @@
 
 #![allow(unsafe_code, reason = "this floor is the boundary to llama.cpp")]
 
-pub mod gguf;
+pub mod gguf_file;

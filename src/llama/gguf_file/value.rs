@@ -104,6 +104,11 @@ impl TensorType {
     /// 32 bytes and a scale for 32 numbers.
     pub const Q8_0: Self = Self(sys::GGML_TYPE_Q8_0);
 
+    /// The type of ggml's name `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        (0..sys::GGML_TYPE_COUNT).map(Self).find(|t| t.block_len() > 0 && t.name() == name)
+    }
+
     /// ggml's name of the type, such as `q8_0`.
     pub fn name(self) -> String {
         // SAFETY: `self.0` is a type ggml knows: a constant above or an id that `gguf_init_*` accepted.
@@ -153,6 +158,8 @@ mod tests {
     #[test]
     fn blocks_have_ggml_sizes() {
         assert_eq!((TensorType::F32.name().as_str(), TensorType::F32.row_bytes(5)), ("f32", 20));
+        assert_eq!(TensorType::from_name("q8_0"), Some(TensorType::Q8_0));
+        assert_eq!(TensorType::from_name("q8"), None);
         assert_eq!((TensorType::Q8_0.block_len(), TensorType::Q8_0.row_bytes(64)), (32, 68));
     }
 
