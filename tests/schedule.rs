@@ -173,7 +173,7 @@ fn fault(kind: usize, at: u64) -> Fault {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn every_request_ends_once_with_the_undisturbed_text(
         seed in any::<u64>(),

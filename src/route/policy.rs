@@ -80,6 +80,46 @@ pub enum RouteError {
     AllFull,
 }
 
+/// Why a policy could not be built.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteBuildError {
+    /// There is nothing to route to.
+    #[error("a routing policy needs at least one decode worker; start one")]
+    NoWorkers,
+    /// The policy compares signatures with centroids, and there are none.
+    #[error("policy {policy} needs a calibration; make one with `eldr calibrate`, or choose another policy")]
+    NoCentroids {
+        /// The policy's name.
+        policy: &'static str,
+    },
+    /// Worker i has centroid i, so both must be as many.
+    #[error(
+        "the calibration has {n_centroids} centroids for {n_workers} decode workers; calibrate again with \
+         `--workers {n_workers}`"
+    )]
+    WorkerCount {
+        /// Centroids of the calibration.
+        n_centroids: usize,
+        /// Decode workers.
+        n_workers: usize,
+    },
+    /// Cosines are dot products of unit vectors.
+    #[error("centroid {centroid} has length {length}, which must be 1; calibrate again")]
+    NotUnit {
+        /// The centroid's row.
+        centroid: usize,
+        /// Its length; NaN if an entry is NaN.
+        length: f32,
+    },
+    /// The band's width is not a cosine distance.
+    #[error("tau is {0}, which must be a number from 0 (only the most similar worker) to 2 (every worker)")]
+    Tau(f32),
+    /// A band of no worker could choose none.
+    #[error("the smallest band is 0 workers, which must be at least 1 (the band as tau gives it)")]
+    MinBand,
+}
+
 /// Chooses a decode worker for a prefilled request.
 ///
 /// One owner calls it, one request at a time. It books nothing and changes no worker: the dispatcher does. The same

@@ -2,7 +2,8 @@ use std::collections::VecDeque;
 
 use crate::{
     schedule::{
-        DecodeItem, Handoff, Job, ModelRunner, RunError, RunnerInfo, StepPicks, WorkerEvent, compact, prefill::draw,
+        DecodeItem, Handoff, Job, ModelRunner, RunError, RunnerInfo, StepPicks, WorkerEvent, compact,
+        prefill::{LOST, draw},
     },
     types::{FinishReason, RequestId, Slot, Token},
 };
@@ -96,21 +97,27 @@ impl DecodeWorker {
         self.n_held() == 0 && self.cancelled.is_empty()
     }
 
-    /// Runs one token of every resident sequence.
+    /// Runs one token of every resident sequence. A lost worker gives back what still reaches it.
     pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> &DecodeStep {
         self.step.requests.clear();
         self.step.picks.clear();
         self.step.n_imported = 0;
         self.step.n_refilled = 0;
         self.step.n_relocated = 0;
-        if let Err(error) = self.run_step(runner, events) {
+        if self.lost {
+            self.lose(LOST, events);
+        } else if let Err(error) = self.run_step(runner, events) {
             self.lose(&error.to_string(), events);
         }
         &self.step
     }
 
-    /// Every request the worker holds, for prefilling elsewhere.
-    pub fn take_all(&mut self) -> Vec<Job> {
+    /// Gives back every request, for prefilling elsewhere, and reports the worker lost: its runner panicked, say.
+    pub fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
+        self.lose(message, events);
+    }
+
+    fn take_all(&mut self) -> Vec<Job> {
         let resident = self.slots.iter_mut().filter_map(Option::take).map(|resident| resident.job);
         resident.chain(self.incoming.drain(..).map(|handoff| handoff.job)).collect()
     }
@@ -239,14 +246,14 @@ impl DecodeWorker {
         Ok(())
     }
 
+    /// Reports the loss first, so that nothing that is given back is sent here again.
     fn lose(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
-        if self.lost {
-            return;
+        if !self.lost {
+            self.lost = true;
+            events.push(WorkerEvent::Lost { error: message.to_owned() });
         }
-        self.lost = true;
         for job in self.take_all() {
             events.push(WorkerEvent::Returned { job, error: message.to_owned() });
         }
-        events.push(WorkerEvent::Lost { error: message.to_owned() });
     }
 }

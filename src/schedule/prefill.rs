@@ -76,8 +76,12 @@ impl PrefillWorker {
         self.waiting.is_empty() && self.cancelled.is_empty() && self.open.iter().all(Option::is_none)
     }
 
-    /// Runs one chunk of one prompt.
+    /// Runs one chunk of one prompt. A lost worker gives back what still reaches it.
     pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        if self.lost {
+            self.lose(LOST, events);
+            return;
+        }
         self.sweep_cancelled(runner, events);
         let Some(plan) = self.plan(runner, events) else { return };
         let open = self.open[plan.slot.index()].as_mut().expect("planned");
@@ -85,8 +89,12 @@ impl PrefillWorker {
         self.apply(&plan, run, runner, events);
     }
 
-    /// Every request the worker holds, for prefilling elsewhere.
-    pub fn take_all(&mut self) -> Vec<Job> {
+    /// Gives back every request, for prefilling elsewhere, and reports the worker lost: its runner panicked, say.
+    pub fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
+        self.lose(message, events);
+    }
+
+    fn take_all(&mut self) -> Vec<Job> {
         let open = self.open.iter_mut().filter_map(Option::take).map(|open| open.job);
         open.chain(self.waiting.drain(..)).collect()
     }
@@ -97,17 +105,14 @@ impl PrefillWorker {
                 continue;
             }
             let Some(job) = self.waiting.pop_front() else { break };
-            let slot = Slot(index as u32);
-            match runner.open(slot, &job.request.sampling, &job.generated) {
-                Ok(()) => {
-                    let counts = (!self.tapped.is_empty()).then(|| ExpertCounts::new(&self.tapped, self.n_expert));
-                    self.open[index] = Some(Open { job, n_done: 0, n_passed_over: 0, counts });
-                }
-                Err(error) => {
-                    self.give_back(job, &error, events);
-                    if self.lost {
-                        return None;
-                    }
+            let counts = (!self.tapped.is_empty()).then(|| ExpertCounts::new(&self.tapped, self.n_expert));
+            // The job takes its place first: whatever fails below, it is among those the worker gives back.
+            let open = self.open[index].insert(Open { job, n_done: 0, n_passed_over: 0, counts });
+            let request = &open.job.request;
+            if let Err(error) = runner.open(Slot(index as u32), &request.sampling, &open.job.generated) {
+                self.give_back(index, &error, events);
+                if self.lost {
+                    return None;
                 }
             }
         }
@@ -144,38 +149,31 @@ impl PrefillWorker {
                 assert!(!plan.last, "the last chunk of a prompt draws a token");
                 self.open[index].as_mut().expect("planned").n_done += plan.tokens.len() as u32;
             }
-            Ok(Some(token)) => {
-                let open = self.open[index].take().expect("planned");
-                self.hand_on(open, token, plan.slot, runner, events);
-            }
+            Ok(Some(token)) => self.hand_on(index, token, runner, events),
             Err(error) => {
-                let open = self.open[index].take().expect("planned");
-                self.give_back(open.job, &error, events);
+                self.give_back(index, &error, events);
                 self.close(plan.slot, runner, events);
             }
         }
     }
 
     /// The prompt is done: streams its first token and lets the sequence go.
-    fn hand_on(
-        &mut self,
-        open: Open,
-        token: Token,
-        slot: Slot,
-        runner: &mut dyn ModelRunner,
-        events: &mut Vec<WorkerEvent>,
-    ) {
-        let Open { mut job, counts, .. } = open;
+    fn hand_on(&mut self, index: usize, token: Token, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        let slot = Slot(index as u32);
+        let job = &mut self.open[index].as_mut().expect("planned").job;
         let n_tokens = job.n_tokens();
-        match draw(&mut job, token, &self.eog, runner.info().n_ctx_slot, events) {
-            Some(reason) => events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() }),
-            None => match runner.export(slot) {
+        if let Some(reason) = draw(job, token, &self.eog, runner.info().n_ctx_slot, events) {
+            events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() });
+            self.open[index] = None;
+        } else {
+            match runner.export(slot) {
                 Ok(state) => {
                     assert_eq!(state.n_tokens, n_tokens, "exported length");
+                    let Open { job, counts, .. } = self.open[index].take().expect("planned");
                     events.push(WorkerEvent::Prefilled(Handoff { job, state, counts }));
                 }
-                Err(error) => self.give_back(job, &error, events),
-            },
+                Err(error) => self.give_back(index, &error, events),
+            }
         }
         self.close(slot, runner, events);
     }
@@ -197,11 +195,12 @@ impl PrefillWorker {
     }
 
     /// One request could not run here; after a fatal error none of the others can either.
-    fn give_back(&mut self, job: Job, error: &RunError, events: &mut Vec<WorkerEvent>) {
-        events.push(WorkerEvent::Returned { job, error: error.to_string() });
+    fn give_back(&mut self, index: usize, error: &RunError, events: &mut Vec<WorkerEvent>) {
+        let Open { job, .. } = self.open[index].take().expect("an open prompt");
         if let RunError::Fatal(message) = error {
             self.lose(message, events);
         }
+        events.push(WorkerEvent::Returned { job, error: error.to_string() });
     }
 
     fn close(&mut self, slot: Slot, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
@@ -213,14 +212,20 @@ impl PrefillWorker {
         }
     }
 
+    /// Reports the loss first, so that nothing that is given back is sent here again.
     fn lose(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
-        self.lost = true;
+        if !self.lost {
+            self.lost = true;
+            events.push(WorkerEvent::Lost { error: message.to_owned() });
+        }
         for job in self.take_all() {
             events.push(WorkerEvent::Returned { job, error: message.to_owned() });
         }
-        events.push(WorkerEvent::Lost { error: message.to_owned() });
     }
 }
+
+/// Why a lost worker gives a request back that reached it late.
+pub(super) const LOST: &str = "the worker is lost";
 
 /// Takes in a drawn token: streams it, or says why the request ends.
 pub(super) fn draw(

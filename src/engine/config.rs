@@ -1,0 +1,255 @@
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{engine::EngineError, route::PolicyKind, schedule::DispatchLimits};
+
+/// Some workers on one device: `2@cuda:0`, `8@cpu`, or `8` for the best device there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerSpec {
+    /// How many; at least 1.
+    pub n: u32,
+    /// A ggml device by name or index; none is the best device there is.
+    pub device: Option<String>,
+}
+
+/// All workers of one kind: a comma-separated list of [`WorkerSpec`]s.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct WorkerList(pub Vec<WorkerSpec>);
+
+impl WorkerList {
+    /// `n` workers on the best device.
+    pub fn best(n: u32) -> Self {
+        Self(vec![WorkerSpec { n, device: None }])
+    }
+
+    /// Workers in all.
+    pub fn n_workers(&self) -> usize {
+        self.0.iter().map(|spec| spec.n as usize).sum()
+    }
+
+    /// The device of each worker, in order.
+    pub fn devices(&self) -> impl Iterator<Item = Option<&str>> {
+        self.0.iter().flat_map(|spec| (0..spec.n).map(|_| spec.device.as_deref()))
+    }
+}
+
+/// Most workers of one kind: more is a typing error.
+const MAX_WORKERS: u32 = 1024;
+
+impl FromStr for WorkerList {
+    type Err = EngineError;
+
+    fn from_str(list: &str) -> Result<Self, EngineError> {
+        let specs = list.split(',').map(|spec| {
+            let (count, device) = spec.trim().split_once('@').map_or((spec.trim(), None), |(n, d)| (n, Some(d)));
+            let wrong = |why: &str| {
+                EngineError::Config(format!(
+                    "'{spec}' in the workers '{list}' {why}; write 8, 8@cpu or 2@cuda:0,2@cuda:1"
+                ))
+            };
+            let n: u32 = count.parse().map_err(|_| wrong("does not start with a number of workers"))?;
+            if n == 0 {
+                return Err(wrong("asks for zero workers"));
+            }
+            if n > MAX_WORKERS {
+                return Err(wrong(&format!("asks for more than {MAX_WORKERS} workers")));
+            }
+            if device.is_some_and(str::is_empty) {
+                return Err(wrong("names no device after the @"));
+            }
+            Ok(WorkerSpec { n, device: device.map(str::to_owned) })
+        });
+        Ok(Self(specs.collect::<Result<_, _>>()?))
+    }
+}
+
+impl fmt::Display for WorkerList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, spec) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str(",")?;
+            }
+            match &spec.device {
+                Some(device) => write!(f, "{}@{device}", spec.n)?,
+                None => write!(f, "{}", spec.n)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<String> for WorkerList {
+    type Error = EngineError;
+
+    fn try_from(list: String) -> Result<Self, EngineError> {
+        list.parse()
+    }
+}
+
+impl From<WorkerList> for String {
+    fn from(list: WorkerList) -> Self {
+        list.to_string()
+    }
+}
+
+/// Where flash attention is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlashAttention {
+    /// Off when every worker is on a CPU, where it makes results depend on the batch; on otherwise.
+    #[default]
+    Auto,
+    /// Everywhere.
+    On,
+    /// Nowhere.
+    Off,
+}
+
+/// What keys and values are stored as.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvFormat {
+    /// 16-bit floats.
+    #[default]
+    F16,
+    /// 8-bit blocks; needs flash attention.
+    Q8_0,
+    /// 32-bit floats.
+    F32,
+}
+
+/// How a model is served. The default is one prefill and two decode workers on the best device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineConfig {
+    /// Prefill workers.
+    pub prefill: WorkerList,
+    /// Decode workers.
+    pub decode: WorkerList,
+    /// Sequences a worker holds.
+    pub n_slots: u32,
+    /// Tokens of a sequence, prompt and output together; cut to what the model was trained with.
+    pub n_ctx_slot: u32,
+    /// Prompt tokens a prefill step runs.
+    pub chunk: u32,
+    /// Threads of each CPU worker; 0 divides the cores among them.
+    pub n_threads: u32,
+    /// Flash attention.
+    pub flash_attention: FlashAttention,
+    /// Type of keys and values.
+    pub kv_format: KvFormat,
+    /// Layers on the device; none is all of them.
+    pub n_gpu_layers: Option<u32>,
+    /// Keep the experts of all layers in host memory.
+    pub cpu_moe: bool,
+    /// Keep the experts of the first so many layers in host memory.
+    pub n_cpu_moe: u32,
+    /// Map the model file instead of reading it.
+    pub use_mmap: bool,
+    /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
+    pub extra_bufts: bool,
+    /// How decode workers are chosen.
+    pub policy: PolicyKind,
+    /// A calibration file, for policies that compare signatures.
+    pub calibration: Option<PathBuf>,
+    /// Width of the locality band; none takes the calibration's.
+    pub tau: Option<f32>,
+    /// Fewest workers of the locality band.
+    pub min_band: u32,
+    /// Seed of the policies that draw.
+    pub seed: u64,
+    /// The workload's domains, for the `domain` oracle.
+    pub domains: Vec<String>,
+    /// Bounds of the queues.
+    pub limits: DispatchLimits,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            prefill: WorkerList::best(1),
+            decode: WorkerList::best(2),
+            n_slots: 16,
+            n_ctx_slot: 2048,
+            chunk: 512,
+            n_threads: 0,
+            flash_attention: FlashAttention::Auto,
+            kv_format: KvFormat::F16,
+            n_gpu_layers: None,
+            cpu_moe: false,
+            n_cpu_moe: 0,
+            use_mmap: true,
+            extra_bufts: false,
+            policy: PolicyKind::LeastLoaded,
+            calibration: None,
+            tau: None,
+            min_band: 1,
+            seed: 0,
+            domains: Vec::new(),
+            limits: DispatchLimits::default(),
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Every number that can not work, each in a sentence; nothing if all can.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut rule = |holds: bool, why: &str| {
+            if !holds {
+                problems.push(why.to_owned());
+            }
+        };
+        rule(self.prefill.n_workers() > 0, "there are zero prefill workers; ask for at least one");
+        rule(self.decode.n_workers() > 0, "there are zero decode workers; ask for at least one");
+        rule((1..=256).contains(&self.n_slots), "slots must be between 1 and 256, llama.cpp's limit for a context");
+        rule(self.n_ctx_slot >= 2, "the context of a slot must be at least 2 tokens");
+        rule(self.chunk > 0, "the prefill chunk must be at least 1 token");
+        rule(self.tau.is_none_or(|tau| (0.0..=2.0).contains(&tau)), "tau must be between 0 and 2");
+        rule(self.min_band > 0, "the locality band must be at least 1 worker wide");
+        rule(self.limits.max_queue > 0, "the queue must hold at least 1 request");
+        rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
+        let quantised = self.kv_format == KvFormat::Q8_0 && self.flash_attention != FlashAttention::On;
+        rule(!quantised, "q8_0 keys and values need flash attention: switch it on for all workers");
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_lists_read_back_as_written() {
+        for list in ["8", "8@cpu", "2@cuda:0,2@cuda:1", "1@RPC0,3"] {
+            assert_eq!(list.parse::<WorkerList>().expect("valid").to_string(), list);
+        }
+        let list: WorkerList = "2@cuda:0, 1@cpu".parse().expect("valid");
+        assert_eq!(list.n_workers(), 3);
+        assert_eq!(list.devices().collect::<Vec<_>>(), [Some("cuda:0"), Some("cuda:0"), Some("cpu")]);
+    }
+
+    #[test]
+    fn a_wrong_worker_list_says_what_is_wrong() {
+        for (list, want) in [
+            ("", "does not start with a number"),
+            ("0", "zero workers"),
+            ("two@cpu", "does not start with a number"),
+            ("2@", "names no device"),
+            ("1,,2", "does not start with a number"),
+            ("99999", "more than 1024"),
+            ("-1@cpu", "does not start with a number"),
+        ] {
+            let error = list.parse::<WorkerList>().expect_err(list).to_string();
+            assert!(error.contains(want), "{list}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_default_has_no_problems_and_every_wrong_number_is_named() {
+        assert!(EngineConfig::default().problems().is_empty());
+        let wrong = EngineConfig { n_slots: 0, chunk: 0, tau: Some(f32::NAN), ..EngineConfig::default() };
+        assert_eq!(wrong.problems().len(), 3);
+    }
+}

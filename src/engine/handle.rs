@@ -1,0 +1,215 @@
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
+
+use crossbeam::channel::unbounded;
+use parking_lot::Mutex;
+
+use crate::{
+    calibrate::Calibration,
+    engine::{
+        EngineError, EngineStats, Permits, Shared, TokenStream, Tokenizer,
+        worker::{Scheduler, Starter},
+    },
+    route::RoutePolicy,
+    schedule::{DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, RunnerInfo, Source},
+    types::{Request, Token, WorkerId},
+};
+
+/// Prompts one prefill worker has open at once.
+const N_PREFILL_PARALLEL: u32 = 4;
+
+/// What an engine is made of. [`crate::engine::build`] makes it from a model file and worker specs.
+pub struct EngineParts {
+    /// Runners that prefill, each with the name of its device.
+    pub prefill: Vec<EngineWorker>,
+    /// Runners that decode.
+    pub decode: Vec<EngineWorker>,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// Chooses the decode worker of each request.
+    pub policy: Box<dyn RoutePolicy>,
+    /// Turns counts into signatures.
+    pub calibration: Option<Arc<Calibration>>,
+    /// Bounds of the queues.
+    pub limits: DispatchLimits,
+    /// Prompt tokens a prefill step runs: a prompt is cut at its multiples.
+    pub chunk: u32,
+    /// Experts a layer; 0 for a dense model.
+    pub n_expert: u32,
+}
+
+/// A runner and the cores it shares.
+pub struct EngineWorker {
+    /// Its name in logs and threads: `decode 3 on CPU`.
+    pub name: String,
+    /// Runs its steps.
+    pub runner: Box<dyn ModelRunner>,
+    /// The turns it takes with workers on the same cores; none where it has a device to itself.
+    pub permits: Option<Arc<Permits>>,
+}
+
+/// A model served by several workers. Cheap to clone and shared among threads; the workers stop with the last clone.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    tokenizer: Arc<dyn Tokenizer>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    n_ctx_slot: u32,
+}
+
+impl Engine {
+    /// Starts a thread for every worker. Workers that cannot exchange sequences are refused with the setting that
+    /// differs.
+    pub fn start(parts: EngineParts) -> Result<Self, EngineError> {
+        let n_ctx_slot = check_workers(&parts)?;
+        let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
+        let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, parts.policy, parts.calibration, parts.limits);
+        let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
+        let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
+        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to));
+        let eog = parts.tokenizer.end_tokens().to_vec();
+        let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
+        for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
+            let scheduler =
+                PrefillWorker::new(worker.runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+            starter.spawn(Source::Prefill(WorkerId(index as u32)), worker, Scheduler::Prefill(scheduler), inbox)?;
+        }
+        for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {
+            let scheduler = DecodeWorker::new(worker.runner.info(), parts.chunk, &eog);
+            starter.spawn(Source::Decode(WorkerId(index as u32)), worker, Scheduler::Decode(scheduler), inbox)?;
+        }
+        starter.spawn_deadlines()?;
+        let threads = Mutex::new(std::mem::take(&mut starter.threads));
+        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, n_ctx_slot })))
+    }
+
+    /// Accepts a request, or says why not; the answer comes through the stream.
+    pub fn submit(&self, request: Request) -> Result<TokenStream, EngineError> {
+        self.check(&request)?;
+        let (id, events) = self.0.shared.submit(request)?;
+        let tokenizer = Arc::clone(&self.0.tokenizer);
+        Ok(TokenStream::new(id, events, tokenizer, Arc::downgrade(&self.0.shared)))
+    }
+
+    /// The tokens of `text` as a prompt, special tokens included.
+    pub fn tokenize(&self, text: &str) -> Result<Vec<Token>, EngineError> {
+        self.0.tokenizer.tokenize(text).map_err(EngineError::Request)
+    }
+
+    /// Tokens a sequence may have, prompt and output together.
+    pub fn n_ctx_slot(&self) -> u32 {
+        self.0.n_ctx_slot
+    }
+
+    /// What the engine is doing. Never waits for a worker.
+    pub fn stats(&self) -> EngineStats {
+        self.0.shared.stats()
+    }
+
+    /// The routing policy in use.
+    pub fn policy_name(&self) -> &'static str {
+        self.0.shared.policy_name()
+    }
+
+    /// Takes no more requests and waits until those it has are done, at most `limit`; whether they are.
+    pub fn drain(&self, limit: Duration) -> bool {
+        self.0.shared.stop_accepting();
+        self.0.shared.wait_idle(limit)
+    }
+
+    /// Ends every request as cancelled and stops the workers. Dropping the last clone does the same.
+    pub fn shutdown(&self) {
+        self.0.shutdown();
+    }
+
+    fn check(&self, request: &Request) -> Result<(), EngineError> {
+        let n_prompt = request.prompt.len();
+        let n_ctx_slot = self.0.n_ctx_slot;
+        let n_vocab = self.0.tokenizer.n_tokens();
+        let refuse = |why: String| Err(EngineError::Request(why));
+        if n_prompt == 0 {
+            return refuse("the prompt is empty: give at least one token".to_owned());
+        }
+        if n_prompt > n_ctx_slot as usize {
+            return refuse(format!(
+                "the prompt has {n_prompt} tokens and a slot holds {n_ctx_slot}: shorten it or give each slot more \
+                 context (--ctx)"
+            ));
+        }
+        if request.max_tokens == 0 {
+            return refuse("max_tokens is 0: ask for at least one token".to_owned());
+        }
+        let unknown = |&&token: &&Token| u32::try_from(token).map_or(true, |token| token >= n_vocab);
+        if let Some(token) = request.prompt.iter().find(unknown) {
+            return refuse(format!("token {token} of the prompt is not in the vocabulary of {n_vocab} tokens"));
+        }
+        check_sampling(request).or_else(refuse)
+    }
+}
+
+impl Inner {
+    fn shutdown(&self) {
+        self.shared.stop();
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                log::error!("a worker thread panicked outside a step");
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+fn check_sampling(request: &Request) -> Result<(), String> {
+    let s = &request.sampling;
+    let rules = [
+        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", "0 or more"),
+        ((0.0..=1.0).contains(&s.top_p), "top_p", "between 0 and 1"),
+        ((0.0..=1.0).contains(&s.min_p), "min_p", "between 0 and 1"),
+        (s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0, "penalty_repeat", "above 0"),
+        (s.penalty_freq.is_finite(), "penalty_freq", "a finite number"),
+        (s.penalty_present.is_finite(), "penalty_present", "a finite number"),
+    ];
+    match rules.iter().find(|rule| !rule.0) {
+        Some((_, name, want)) => Err(format!("{name} must be {want}")),
+        None => Ok(()),
+    }
+}
+
+/// What all workers must agree on; the length of a slot.
+fn check_workers(parts: &EngineParts) -> Result<u32, EngineError> {
+    let refuse = |why: String| Err(EngineError::Config(why));
+    let (Some(first), true) = (parts.prefill.first(), !parts.decode.is_empty()) else {
+        return refuse("an engine needs at least one prefill and one decode worker".to_owned());
+    };
+    let info: &RunnerInfo = first.runner.info();
+    for worker in parts.prefill.iter().chain(&parts.decode) {
+        let other = worker.runner.info();
+        if let Some((setting, here, there)) = info.fingerprint.difference(&other.fingerprint) {
+            return refuse(format!(
+                "{} and {} can not exchange sequences: {setting} is {here} in one and {there} in the other; set it \
+                 alike for all workers",
+                first.name, worker.name
+            ));
+        }
+        if other.n_ctx_slot != info.n_ctx_slot {
+            return refuse(format!(
+                "a slot of {} holds {} tokens and one of {} holds {}: give all workers the same context a slot",
+                first.name, info.n_ctx_slot, worker.name, other.n_ctx_slot
+            ));
+        }
+        if parts.chunk == 0 || parts.chunk > other.n_batch {
+            let name = &worker.name;
+            return refuse(format!(
+                "chunks of {} tokens do not fit the batches of {name}, {}",
+                parts.chunk, other.n_batch
+            ));
+        }
+    }
+    Ok(info.n_ctx_slot)
+}

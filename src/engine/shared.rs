@@ -1,0 +1,242 @@
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crossbeam::channel::Sender;
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    engine::{EngineError, stream::RawEvent},
+    route::WorkerView,
+    schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
+    types::{FinishReason, Request, RequestId},
+};
+
+/// What a worker's thread is told.
+pub(super) enum ToWorker {
+    Prefill(Job),
+    Decode(Handoff),
+    Cancel(RequestId, FinishReason),
+}
+
+/// What the client side and the workers share: the dispatcher, the streams and the way to each worker.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// Signalled when a request ends and when a deadline may have moved closer.
+    changed: Condvar,
+    started: Instant,
+}
+
+struct State {
+    dispatcher: Dispatcher,
+    streams: HashMap<RequestId, async_channel::Sender<RawEvent>>,
+    prefill: Vec<Sender<ToWorker>>,
+    decode: Vec<Sender<ToWorker>>,
+    commands: Vec<Command>,
+    next_id: u64,
+    draining: bool,
+    stopped: bool,
+}
+
+/// What the engine is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Requests accepted and not ended.
+    pub n_active: usize,
+    /// Of those, requests waiting for a prefill worker.
+    pub n_queued: usize,
+    /// The decode workers and their loads.
+    pub workers: Vec<WorkerView>,
+    /// Counters since the start.
+    pub dispatch: DispatchStats,
+}
+
+impl Shared {
+    pub(super) fn new(dispatcher: Dispatcher, prefill: Vec<Sender<ToWorker>>, decode: Vec<Sender<ToWorker>>) -> Self {
+        let state = State {
+            dispatcher,
+            streams: HashMap::new(),
+            prefill,
+            decode,
+            commands: Vec::new(),
+            next_id: 0,
+            draining: false,
+            stopped: false,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), started: Instant::now() }
+    }
+
+    pub(super) fn submit(
+        &self,
+        request: Request,
+    ) -> Result<(RequestId, async_channel::Receiver<RawEvent>), EngineError> {
+        let mut state = self.state.lock();
+        if state.draining {
+            return Err(EngineError::Draining);
+        }
+        let id = RequestId(state.next_id);
+        let (sender, receiver) = async_channel::unbounded();
+        state.streams.insert(id, sender);
+        let now = self.started.elapsed();
+        let has_deadline = request.deadline.is_some();
+        let State { dispatcher, commands, .. } = &mut *state;
+        if let Err(full) = dispatcher.submit(id, Arc::new(request), now, commands) {
+            state.streams.remove(&id);
+            return Err(full.into());
+        }
+        state.next_id += 1;
+        self.carry_out(&mut state);
+        if has_deadline {
+            self.changed.notify_all();
+        }
+        Ok((id, receiver))
+    }
+
+    pub(super) fn cancel(&self, id: RequestId, reason: FinishReason) {
+        let mut state = self.state.lock();
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.cancel(id, reason, commands);
+        self.carry_out(&mut state);
+    }
+
+    /// Streams a worker's tokens and acts on what else it reports.
+    pub(super) fn deliver(&self, source: Source, events: &mut Vec<WorkerEvent>) {
+        if events.is_empty() {
+            return;
+        }
+        let now = self.started.elapsed();
+        let mut state = self.state.lock();
+        for event in events.drain(..) {
+            if let WorkerEvent::Token { id, token } = event {
+                state.send(id, RawEvent::Token(token, now));
+            }
+            if let WorkerEvent::Lost { error } = &event {
+                log::error!("{source:?} is lost, its requests go to other workers: {error}");
+            }
+            if let WorkerEvent::Returned { job, error } = &event {
+                log::warn!("request {} is prefilled again: {error}", job.id);
+            }
+            let State { dispatcher, commands, .. } = &mut *state;
+            dispatcher.on_event(source, event, commands);
+            self.carry_out(&mut state);
+        }
+        if cfg!(debug_assertions) && state.dispatcher.n_active() == 0 {
+            state.dispatcher.check_integrity();
+        }
+    }
+
+    fn carry_out(&self, state: &mut State) {
+        while !state.commands.is_empty() {
+            for command in std::mem::take(&mut state.commands) {
+                match command {
+                    Command::Prefill(worker, job) => state.tell(Source::Prefill(worker), ToWorker::Prefill(job)),
+                    Command::Decode(worker, handoff, decision) => {
+                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision)));
+                        state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
+                    }
+                    Command::Cancel(source, id, reason) => state.tell(source, ToWorker::Cancel(id, reason)),
+                    Command::End(id, outcome) => {
+                        state.send(id, RawEvent::End(outcome));
+                        state.streams.remove(&id);
+                        self.changed.notify_all();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes no more requests.
+    pub(super) fn stop_accepting(&self) {
+        self.state.lock().draining = true;
+    }
+
+    /// Waits until every request has ended, at most `limit`; whether they have.
+    pub(super) fn wait_idle(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut state = self.state.lock();
+        while state.dispatcher.n_active() > 0 {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return state.dispatcher.n_active() == 0;
+            }
+        }
+        true
+    }
+
+    /// Ends every request as cancelled and lets the workers' threads run out.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.draining = true;
+        let mut ids: Vec<RequestId> = state.streams.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let State { dispatcher, commands, .. } = &mut *state;
+            dispatcher.cancel(id, FinishReason::Cancelled, commands);
+        }
+        self.carry_out(&mut state);
+        state.stopped = true;
+        state.prefill.clear();
+        state.decode.clear();
+        self.changed.notify_all();
+    }
+
+    /// Ends requests whose deadline passes, until the engine stops.
+    pub(super) fn watch_deadlines(&self) {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            let now = self.started.elapsed();
+            let State { dispatcher, commands, .. } = &mut *state;
+            dispatcher.expire(now, commands);
+            let next = dispatcher.next_deadline();
+            self.carry_out(&mut state);
+            match next {
+                Some(next) if next <= now => {}
+                Some(next) => {
+                    self.changed.wait_for(&mut state, next.saturating_sub(now));
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    pub(super) fn stats(&self) -> EngineStats {
+        let state = self.state.lock();
+        EngineStats {
+            n_active: state.dispatcher.n_active(),
+            n_queued: state.dispatcher.n_queued(),
+            workers: state.dispatcher.workers().to_vec(),
+            dispatch: state.dispatcher.stats(),
+        }
+    }
+
+    pub(super) fn policy_name(&self) -> &'static str {
+        self.state.lock().dispatcher.policy_name()
+    }
+}
+
+impl State {
+    /// A client that dropped its stream hears nothing; its cancellation is on the way.
+    fn send(&self, id: RequestId, event: RawEvent) {
+        if let Some(stream) = self.streams.get(&id) {
+            let _ = stream.try_send(event);
+        }
+    }
+
+    fn tell(&mut self, to: Source, message: ToWorker) {
+        let inbox = match to {
+            Source::Prefill(worker) => self.prefill.get(worker.index()),
+            Source::Decode(worker) => self.decode.get(worker.index()),
+        };
+        let Some(inbox) = inbox else { return };
+        let Err(lost) = inbox.send(message) else { return };
+        // The worker's thread is gone, which only happens after it reported itself lost: give the work back for it.
+        let job = match lost.into_inner() {
+            ToWorker::Cancel(..) => return,
+            ToWorker::Prefill(job) => job,
+            ToWorker::Decode(handoff) => handoff.job,
+        };
+        let event = WorkerEvent::Returned { job, error: format!("the thread of {to:?} is gone") };
+        self.dispatcher.on_event(to, event, &mut self.commands);
+    }
+}

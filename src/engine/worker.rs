@@ -1,0 +1,126 @@
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread::JoinHandle,
+};
+
+use crossbeam::channel::Receiver;
+
+use crate::{
+    engine::{EngineError, EngineWorker, Permits, Shared, shared::ToWorker},
+    schedule::{DecodeWorker, ModelRunner, PrefillWorker, Source, WorkerEvent},
+};
+
+/// Either kind of worker's state machine.
+pub(super) enum Scheduler {
+    Prefill(PrefillWorker),
+    Decode(DecodeWorker),
+}
+
+impl Scheduler {
+    fn take(&mut self, message: ToWorker) {
+        match (self, message) {
+            (Self::Prefill(worker), ToWorker::Prefill(job)) => worker.admit(job),
+            (Self::Decode(worker), ToWorker::Decode(handoff)) => worker.admit(handoff),
+            (Self::Prefill(worker), ToWorker::Cancel(id, reason)) => worker.cancel(id, reason),
+            (Self::Decode(worker), ToWorker::Cancel(id, reason)) => worker.cancel(id, reason),
+            (Self::Prefill(_), ToWorker::Decode(_)) | (Self::Decode(_), ToWorker::Prefill(_)) => {
+                unreachable!("each kind of worker is sent its own kind of work")
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Prefill(worker) => worker.is_idle(),
+            Self::Decode(worker) => worker.is_idle(),
+        }
+    }
+
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        match self {
+            Self::Prefill(worker) => worker.step(runner, events),
+            Self::Decode(worker) => {
+                worker.step(runner, events);
+            }
+        }
+    }
+
+    fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
+        match self {
+            Self::Prefill(worker) => worker.abandon(message, events),
+            Self::Decode(worker) => worker.abandon(message, events),
+        }
+    }
+}
+
+/// The threads started so far; if one cannot be started, the others are stopped.
+pub(super) struct Starter {
+    pub(super) shared: Arc<Shared>,
+    pub(super) threads: Vec<JoinHandle<()>>,
+}
+
+impl Starter {
+    pub(super) fn spawn(
+        &mut self,
+        source: Source,
+        worker: EngineWorker,
+        scheduler: Scheduler,
+        inbox: Receiver<ToWorker>,
+    ) -> Result<(), EngineError> {
+        let shared = Arc::clone(&self.shared);
+        let name = worker.name.clone();
+        self.thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+    }
+
+    pub(super) fn spawn_deadlines(&mut self) -> Result<(), EngineError> {
+        let shared = Arc::clone(&self.shared);
+        self.thread("deadlines", move || shared.watch_deadlines())
+    }
+
+    fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), EngineError> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        let thread = thread.map_err(|e| EngineError::Config(format!("no thread could be started for {name}: {e}")))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.shared.stop();
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        }
+    }
+}
+
+/// A worker's thread: messages in, one step, events out, until the engine stops.
+fn run_worker(
+    source: Source,
+    mut worker: EngineWorker,
+    mut scheduler: Scheduler,
+    inbox: &Receiver<ToWorker>,
+    shared: &Shared,
+) {
+    let mut events = Vec::new();
+    loop {
+        if scheduler.is_idle() {
+            match inbox.recv() {
+                Ok(message) => scheduler.take(message),
+                Err(_) => return,
+            }
+        }
+        while let Ok(message) = inbox.try_recv() {
+            scheduler.take(message);
+        }
+        let permit = worker.permits.as_deref().map(Permits::acquire);
+        // A panic in a runner is that worker's end, not the engine's: its requests go on elsewhere.
+        let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
+        drop(permit);
+        if step.is_err() {
+            scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
+        }
+        shared.deliver(source, &mut events);
+    }
+}

@@ -1,0 +1,279 @@
+//! The engine's threads over the fake runner: streams, cancellation, deadlines, draining, lost and panicking workers.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use eldr::{
+    engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
+    route::{Decision, Reason, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault},
+    types::{FinishReason, Request, SamplingParams, Token},
+};
+
+const MODEL: FakeModel = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+
+struct Letters;
+
+impl Tokenizer for Letters {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>, String> {
+        Ok(text.bytes().map(|byte| Token::from(byte % 97)).collect())
+    }
+
+    fn piece(&self, token: Token) -> Vec<u8> {
+        vec![b' ' + u8::try_from(token % 90).unwrap()]
+    }
+
+    fn end_tokens(&self) -> &[Token] {
+        &[0]
+    }
+
+    fn n_tokens(&self) -> u32 {
+        97
+    }
+}
+
+struct Shortest;
+
+impl RoutePolicy for Shortest {
+    fn name(&self) -> &'static str {
+        "shortest"
+    }
+
+    fn select(&mut self, _: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+        let healthy = workers.iter().any(|w| w.healthy);
+        let full = if healthy { RouteError::AllFull } else { RouteError::NoWorker };
+        let worker = workers.iter().filter(|w| w.eligible()).min_by_key(|w| w.n_inflight).ok_or(full)?;
+        Ok(Decision {
+            worker: worker.id,
+            reason: Reason::Load,
+            similarity: None,
+            best_similarity: None,
+            band: 1,
+            n_inflight: worker.n_inflight,
+        })
+    }
+}
+
+fn engine_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> Engine {
+    let permits = Arc::new(Permits::new(2));
+    let worker = |name: String, faults: Vec<Fault>| EngineWorker {
+        name,
+        runner: Box::new(FakeRunner::new(MODEL, n_slots, 256, faults)),
+        permits: Some(Arc::clone(&permits)),
+    };
+    Engine::start(EngineParts {
+        prefill: vec![worker("prefill 0".to_owned(), Vec::new())],
+        decode: faults.iter().enumerate().map(|(i, f)| worker(format!("decode {i}"), f.clone())).collect(),
+        tokenizer: Arc::new(Letters),
+        policy: Box::new(Shortest),
+        calibration: None,
+        limits,
+        chunk: 16,
+        n_expert: MODEL.n_expert,
+    })
+    .unwrap()
+}
+
+fn request(seed: u64, max_tokens: u32) -> Request {
+    Request {
+        prompt: (0..20).map(|i| 1 + Token::try_from((seed + i) % 90).unwrap()).collect(),
+        max_tokens,
+        sampling: SamplingParams { seed, ignore_eos: true, ..SamplingParams::default() },
+        domain: None,
+        deadline: None,
+    }
+}
+
+fn expected(request: &Request) -> Vec<Token> {
+    MODEL.complete(&request.prompt, &request.sampling, request.max_tokens)
+}
+
+#[test]
+fn many_clients_get_their_own_text() {
+    let engine = engine_with(&[vec![], vec![], vec![]], 4, DispatchLimits::default());
+    std::thread::scope(|scope| {
+        for client in 0..16 {
+            let engine = engine.clone();
+            scope.spawn(move || {
+                for i in 0..20 {
+                    let request = request(client * 1000 + i, 30);
+                    let want = expected(&request);
+                    let completion = engine.submit(request).unwrap().collect().unwrap();
+                    assert_eq!(completion.tokens, want);
+                    assert_eq!(completion.reason, Some(FinishReason::Length));
+                    assert_eq!(completion.usage.completion_tokens, 30);
+                    assert!(completion.decision.is_some());
+                }
+            });
+        }
+    });
+    assert!(engine.drain(Duration::from_secs(60)));
+    assert!(matches!(engine.submit(request(0, 1)), Err(EngineError::Draining)));
+}
+
+#[test]
+fn a_worker_that_panics_or_fails_costs_no_token() {
+    for fault in [Fault::DecodePanic(7), Fault::DecodeFatal(7), Fault::ImportRestored(1), Fault::DecodeRestored(3)] {
+        let engine = engine_with(&[vec![fault], vec![]], 4, DispatchLimits::default());
+        let requests: Vec<Request> = (0..12).map(|seed| request(seed, 40)).collect();
+        let streams: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        for (request, stream) in requests.iter().zip(streams) {
+            assert_eq!(stream.collect().unwrap().tokens, expected(request));
+        }
+    }
+}
+
+#[test]
+fn when_no_worker_is_left_every_client_hears_it() {
+    let engine = engine_with(&[vec![Fault::DecodePanic(3)]], 2, DispatchLimits::default());
+    let streams: Vec<_> = (0..8).map(|seed| engine.submit(request(seed, 100)).unwrap()).collect();
+    for stream in streams {
+        assert!(stream.collect().unwrap_err().contains("decode worker"));
+    }
+    let late = engine.submit(request(9, 1));
+    assert!(late.is_err() || late.unwrap().collect().is_err() || engine.stats().n_active == 0);
+}
+
+#[test]
+fn cancelling_one_request_touches_no_other() {
+    let engine = engine_with(&[vec![]], 8, DispatchLimits::default());
+    let endless = |seed| Request { max_tokens: 230, ..request(seed, 1) };
+    let mut cancelled = engine.submit(endless(1)).unwrap();
+    let kept = engine.submit(endless(2)).unwrap();
+    drop(engine.submit(endless(3)).unwrap());
+    while !matches!(cancelled.next(), Some(StreamEvent::Token { .. })) {}
+    cancelled.cancel();
+    let end = cancelled.by_ref().last().unwrap();
+    // The last tokens may have been drawn before the cancellation arrived.
+    assert!(matches!(end, StreamEvent::End { reason: FinishReason::Cancelled | FinishReason::Length, .. }));
+    assert_eq!(cancelled.next(), None);
+    assert_eq!(kept.collect().unwrap().tokens, expected(&endless(2)));
+    assert!(engine.drain(Duration::from_secs(60)));
+    assert_eq!(engine.stats().workers[0].n_inflight, 0);
+}
+
+#[test]
+fn a_passed_deadline_ends_the_request() {
+    let engine = engine_with(&[vec![]], 2, DispatchLimits::default());
+    let request = Request { deadline: Some(Duration::ZERO), max_tokens: 230, ..request(1, 1) };
+    assert_eq!(engine.submit(request).unwrap().collect().unwrap().reason, Some(FinishReason::Deadline));
+}
+
+#[test]
+fn a_full_queue_is_refused_with_its_length() {
+    let limits = DispatchLimits { max_queue: 1, max_prefill: 1, max_handoffs: 0, ..DispatchLimits::default() };
+    let engine = engine_with(&[vec![]], 1, limits);
+    let mut streams = Vec::new();
+    let full = (0..1000).find_map(|seed| match engine.submit(request(seed, 200)) {
+        Ok(stream) => {
+            streams.push(stream);
+            None
+        }
+        Err(error) => Some(error),
+    });
+    assert_eq!(full.unwrap().to_string(), "the queue is full: 1 requests are waiting; try again later");
+    for stream in streams {
+        assert_eq!(stream.collect().unwrap().tokens.len(), 200);
+    }
+}
+
+#[test]
+fn shutdown_ends_every_stream() {
+    let engine = engine_with(&[vec![], vec![]], 2, DispatchLimits::default());
+    let streams: Vec<_> = (0..10).map(|seed| engine.submit(request(seed, 230)).unwrap()).collect();
+    engine.shutdown();
+    for stream in streams {
+        let reason = stream.collect().unwrap().reason;
+        assert!(matches!(reason, Some(FinishReason::Cancelled | FinishReason::Length)), "{reason:?}");
+    }
+}
+
+#[test]
+fn requests_that_can_not_run_are_refused_with_a_reason() {
+    let engine = engine_with(&[vec![]], 1, DispatchLimits::default());
+    let refused = |request: Request| engine.submit(request).err().unwrap().to_string();
+    assert!(refused(Request { prompt: vec![], ..request(1, 1) }).contains("prompt is empty"));
+    assert!(refused(Request { prompt: vec![1; 257], ..request(1, 1) }).contains("257 tokens and a slot holds 256"));
+    assert!(refused(Request { prompt: vec![97], ..request(1, 1) }).contains("token 97"));
+    assert!(refused(Request { prompt: vec![-1], ..request(1, 1) }).contains("token -1"));
+    assert!(refused(request(1, 0)).contains("max_tokens"));
+    let hot = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
+    assert!(refused(Request { sampling: hot, ..request(1, 1) }).contains("temperature"));
+    let whole = engine.submit(Request { prompt: vec![1; 256], ..request(1, 9) }).unwrap().collect().unwrap();
+    assert_eq!((whole.tokens.len(), whole.reason), (1, Some(FinishReason::Length)));
+}
+
+#[test]
+fn workers_that_can_not_exchange_sequences_are_refused() {
+    let other = FakeModel { n_vocab: 98, ..MODEL };
+    let worker = |name: &str, model, n_ctx| EngineWorker {
+        name: name.to_owned(),
+        runner: Box::new(FakeRunner::new(model, 2, n_ctx, Vec::new())),
+        permits: None,
+    };
+    let parts = |prefill, decode| EngineParts {
+        prefill,
+        decode,
+        tokenizer: Arc::new(Letters),
+        policy: Box::new(Shortest),
+        calibration: None,
+        limits: DispatchLimits::default(),
+        chunk: 16,
+        n_expert: 8,
+    };
+    let refused = |parts| Engine::start(parts).err().unwrap().to_string();
+    let error = refused(parts(vec![worker("prefill 0", MODEL, 64)], vec![worker("decode 0", other, 64)]));
+    assert!(error.contains("prefill 0 and decode 0") && error.contains("model is"), "{error}");
+    let error = refused(parts(vec![worker("prefill 0", MODEL, 64)], vec![worker("decode 0", MODEL, 32)]));
+    assert!(error.contains("64") && error.contains("32"), "{error}");
+    assert!(refused(parts(vec![worker("prefill 0", MODEL, 64)], vec![])).contains("at least one"));
+}
+
+/// Wakes by unparking the thread that waits.
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn the_async_end_delivers_the_same_events() {
+    let engine = engine_with(&[vec![]], 2, DispatchLimits::default());
+    let mut stream = engine.submit(request(5, 50)).unwrap();
+    let mut tokens = Vec::new();
+    block_on(async {
+        while let Some(event) = stream.next_async().await {
+            if let StreamEvent::Token { token, .. } = event {
+                tokens.push(token);
+            }
+        }
+    });
+    assert_eq!(tokens, expected(&request(5, 50)));
+}
+
+#[test]
+fn the_engine_is_shared_among_threads() {
+    fn shared<T: Send + Sync + Clone>() {}
+    fn sent<T: Send>() {}
+    shared::<Engine>();
+    sent::<eldr::engine::TokenStream>();
+}
