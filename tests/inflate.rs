@@ -9,7 +9,10 @@ use std::{
 
 use eldr::{
     engine::inflate::{InflateError, InflateReport, InflateTarget, inflate},
-    llama::gguf_file::{GgufFile, GgufWriter, TensorType, Value},
+    llama::{
+        Backend, Batch, Context, ContextParams, Model, ModelParams,
+        gguf_file::{GgufFile, GgufWriter, TensorType, Value},
+    },
 };
 use support::planted::{self, Arch};
 use tempfile::TempDir;
@@ -164,4 +167,44 @@ fn targets_and_outputs_are_checked_before_anything_is_written() {
     let error = grow(&input, &nowhere, InflateTarget::Factor(2.0)).expect_err("refused").to_string();
     assert!(error.starts_with("cannot write") && error.contains("No such file"), "{error}");
     assert_eq!(fs::read_dir(dir.path()).expect("there").count(), 2);
+}
+
+/// Logits of a prompt's last token and of some decode steps, as bits, and all picks.
+fn outputs(path: &Path) -> (Vec<u32>, Vec<(u32, Vec<u32>)>) {
+    let backend = Backend::init();
+    let device = backend.device("CPU").expect("every build has it");
+    let model = Model::load(&backend, path, &ModelParams { device: Some(device), ..ModelParams::default() });
+    let model = model.expect("loads");
+    let params = ContextParams { n_ctx_slot: 256, n_threads: 1, tap: true, ..ContextParams::default() };
+    let mut ctx = Context::new(&model, &params).expect("a context");
+    let (mut logits, mut picks) = (Vec::new(), Vec::new());
+    let mut pos = 0;
+    for (step, n_tokens) in [60, 1, 1, 1, 1].into_iter().enumerate() {
+        let mut batch = Batch::new(n_tokens);
+        for (i, token) in planted::some_tokens(n_tokens, step as u64).into_iter().enumerate() {
+            batch.push(token, pos, 0, i + 1 == n_tokens).expect("room");
+            pos += 1;
+        }
+        ctx.decode_tapped(&batch, &mut |rows| picks.push((rows.layer, rows.experts.to_vec()))).expect("runs");
+        logits.extend(ctx.logits(n_tokens - 1).iter().map(|v| v.to_bits()));
+    }
+    (logits, picks)
+}
+
+#[test]
+fn an_inflated_model_gives_the_same_logits_and_picks_to_the_bit() {
+    let dir = folder();
+    let mut models = vec![PathBuf::from(TINY)];
+    for arch in Arch::MOE {
+        models.push(planted::write(arch, &dir.path().join(format!("{arch:?}.gguf")), 3).path);
+    }
+    for model in models {
+        let before = outputs(&model);
+        assert!(before.0.iter().any(|&bits| f32::from_bits(bits) != 0.0));
+        for factor in [4.0, 9.5] {
+            let output = dir.path().join("big.gguf");
+            inflate(&model, &output, InflateTarget::Factor(factor), true, |_, _| {}).expect("inflated");
+            assert_eq!(outputs(&output), before, "{}, times {factor}", model.display());
+        }
+    }
 }
