@@ -8,7 +8,7 @@ use std::{
 };
 
 use eldr::{
-    engine::inflate::{InflateError, InflateReport, InflateTarget, inflate},
+    engine::{InflateError, InflateReport, InflateTarget, inflate},
     llama::{
         Backend, Batch, Context, ContextParams, Model, ModelParams,
         gguf_file::{GgufFile, GgufWriter, TensorType, Value},
