@@ -61,4 +61,4 @@ stage "benches and examples build" cargo build --locked --release --benches --ex
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 
 stage "cargo-deny" need_cargo_deny
-stage "bans, licences, sources" cargo_deny check bans licenses sources
+stage "bans, licences, sources" cargo_deny check --hide-inclusion-graph bans licenses sources

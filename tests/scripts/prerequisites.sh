@@ -57,7 +57,8 @@ need_prerequisites() {
 # cargo-deny, built without optimisation (its own run is short) and kept with the build, not in the user's home.
 need_cargo_deny() {
     [ -x "$(cargo_deny_path)" ] ||
-        env -u CARGO_TARGET_DIR cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
+        env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=false \
+            cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
 }
 
 cargo_deny() { "$(cargo_deny_path)" "$@"; }
