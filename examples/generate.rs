@@ -30,12 +30,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         deadline: None,
     })?;
 
+    let mut worker = String::new();
     print!("{prompt}");
     while let Some(event) = stream.next() {
         match event {
-            StreamEvent::Routed(decision) => log::debug!("decoded by worker {}", decision.worker),
+            StreamEvent::Routed(decision) => worker = decision.worker.to_string(),
             StreamEvent::Token { text, .. } => print!("{text}"),
-            StreamEvent::End { text, usage, .. } => println!("{text}\n[{} tokens]", usage.completion_tokens),
+            StreamEvent::End { text, usage, .. } => {
+                println!("{text}\n[{} tokens, decode worker {worker}]", usage.completion_tokens)
+            }
             StreamEvent::Failed(why) => return Err(why.into()),
         }
         stdout().flush()?;

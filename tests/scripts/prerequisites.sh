@@ -35,7 +35,7 @@ need_build_tools() {
     echo "installing ${missing[*]}"
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 update
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends \
-        "${missing[@]}" </dev/null
+        "${missing[@]}" </dev/null >/dev/null
 }
 
 # rustfmt and clippy, which a minimal Rust does not have.
