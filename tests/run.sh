@@ -40,7 +40,17 @@ stage() {
     echo "== $current: ok, $((SECONDS - began)) s"
 }
 
+# Targets are listed by hand in Cargo.toml; one that is not would never run.
+all_targets_are_named() {
+    local file
+    for file in tests/*.rs tests/bench/*.rs examples/*.rs; do
+        grep -qF "path = \"$file\"" Cargo.toml || stop "$file is not named in Cargo.toml; add its entry"
+    done
+}
+
 stage "prerequisites" need_prerequisites
+
+stage "targets" all_targets_are_named
 
 stage "format" cargo fmt --check
 if have shellcheck; then
