@@ -1,1 +1,42 @@
-fn main() {}
+//! Builds and binds `vendor/guard` when llama.cpp is in the build; does nothing otherwise.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "llama")]
+    guard::build();
+}
+
+#[cfg(feature = "llama")]
+mod guard {
+    use std::{env, path::PathBuf};
+
+    const SOURCE: &str = "vendor/guard/guard.cpp";
+    const HEADER: &str = "vendor/guard/guard.h";
+
+    pub fn build() {
+        println!("cargo::rerun-if-changed={SOURCE}");
+        println!("cargo::rerun-if-changed={HEADER}");
+        // llama-cpp-sys-2 exports its install root; the guard must see the headers that library was built from.
+        let root = env::var_os("DEP_LLAMA_ROOT").expect("llama-cpp-sys-2 did not export DEP_LLAMA_ROOT");
+        let include = PathBuf::from(root).join("include");
+        let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+
+        cc::Build::new().cpp(true).std("c++17").include(&include).file(SOURCE).compile("eldr_guard");
+
+        bindgen::Builder::default()
+            .header(HEADER)
+            .clang_arg(format!("-I{}", include.display()))
+            .allowlist_function("eldr_guard_.*")
+            .allowlist_type("eldr_guard_.*")
+            .allowlist_var("ELDR_GUARD_(OK|NO_MEMORY|NO_BACKEND)")
+            .allowlist_recursively(false)
+            .raw_line("use llama_cpp_sys_2::*;")
+            .generate_comments(false)
+            .layout_tests(false)
+            .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))
+            .generate()
+            .expect("bindgen reads vendor/guard/guard.h")
+            .write_to_file(out.join("guard.rs"))
+            .expect("OUT_DIR is writable");
+    }
+}

@@ -3,6 +3,8 @@
 
 pub mod calibrate;
 pub mod engine;
+#[cfg(feature = "llama")]
+pub mod llama;
 pub mod rng;
 pub mod route;
 pub mod schedule;

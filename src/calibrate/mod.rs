@@ -1,14 +1,31 @@
 //! From recorded requests to a calibration: idf weights, layer mask, one centroid a decode worker.
 //!
-//! Pure: never reads a file or runs a model.
+//! Never reads a file, runs a model or looks at a clock; the same input and seed give the same bytes on any number of
+//! threads.
 
-use crate::signature::{ExpertCounts, Signature};
+mod assign;
+mod calibration;
+mod encode;
+mod error;
+mod fit;
+mod gram;
+mod idf;
+mod input;
+mod kmeans;
+mod mask;
+#[cfg(test)]
+mod planted;
+mod report;
+mod spearman;
 
-/// placeholder until the branch is merged
-pub struct Calibration;
-impl Calibration {
-    /// placeholder
-    pub fn signature(&self, _c: &ExpertCounts) -> Option<Signature> {
-        None
-    }
-}
+pub use assign::balanced_assignment;
+pub use calibration::Calibration;
+pub use encode::{FORMAT_VERSION, decode, encode};
+pub use error::{CalibrateError, FormatError, MismatchError};
+pub use fit::{CalibrationParams, fit};
+pub use gram::{PairProducts, pair_products};
+pub use input::CalibrationInput;
+pub use kmeans::{Clustering, KmeansParams, balanced_kmeans};
+pub use mask::{LayerChoice, choose_layers};
+pub use report::{CalibrationReport, ClusterReport};
+pub use spearman::spearman;

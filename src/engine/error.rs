@@ -1,4 +1,4 @@
-use crate::schedule::QueueFull;
+use crate::{engine::CalibrationFileError, schedule::QueueFull};
 
 /// Why the engine did not start, or did not take a request.
 #[derive(Debug, thiserror::Error)]
@@ -16,15 +16,17 @@ pub enum EngineError {
     /// The workers or their settings do not fit together.
     #[error("{0}")]
     Config(String),
-    /// A calibration file could not be used.
+    /// A calibration does not fit the model or the workers.
     #[error("{0}")]
     Calibration(String),
-    /// A file could not be read or written.
-    #[error("{path}: {source}")]
-    File {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    /// A calibration file could not be read or written.
+    #[error(transparent)]
+    CalibrationFile(#[from] CalibrationFileError),
+    /// A worker failed outside the engine's threads.
+    #[error("{0}")]
+    Run(String),
+    /// llama.cpp refused.
+    #[cfg(feature = "llama")]
+    #[error(transparent)]
+    Llama(#[from] crate::llama::LlamaError),
 }

@@ -2,20 +2,47 @@
 //!
 //! Never speaks HTTP, parses arguments or calls the sys crate; llama.cpp is behind [`crate::schedule::ModelRunner`].
 
+mod calibration_file;
 mod config;
 mod error;
 mod handle;
+#[cfg(feature = "llama")]
+mod llama_runner;
+#[cfg(feature = "llama")]
+mod model;
+#[cfg(feature = "llama")]
+mod model_tokenizer;
 mod permits;
+#[cfg(feature = "llama")]
+mod record;
 mod shared;
 mod stream;
+#[cfg(feature = "llama")]
+mod system;
+mod threads;
 mod tokenizer;
 mod worker;
 
+pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker};
+#[cfg(feature = "llama")]
+pub use llama_runner::{LlamaRunner, TapUse};
+#[cfg(feature = "llama")]
+pub use model::LoadedModel;
+#[cfg(feature = "llama")]
+use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+#[cfg(feature = "llama")]
+pub use record::{RecordPrompt, record};
 pub use shared::EngineStats;
 use shared::Shared;
 pub use stream::{Completion, StreamEvent, TokenStream};
+#[cfg(feature = "llama")]
+pub use system::{Versions, add_rpc, devices, versions};
+pub use threads::ThreadPlan;
 pub use tokenizer::Tokenizer;
+
+#[cfg(feature = "llama")]
+pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts};

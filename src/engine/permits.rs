@@ -6,6 +6,7 @@ use parking_lot::{Condvar, Mutex};
 /// cores share one `Permits`, so the threads that run together never pass the cores.
 #[derive(Debug)]
 pub struct Permits {
+    n_at_once: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -24,8 +25,14 @@ pub struct Permit<'a>(&'a Permits);
 impl Permits {
     /// `n` workers at once; at least one.
     pub fn new(n: usize) -> Self {
-        let state = State { n_free: n.max(1), next_ticket: 0, serving: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        let n_at_once = n.max(1);
+        let state = State { n_free: n_at_once, next_ticket: 0, serving: 0 };
+        Self { n_at_once, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Workers that may compute at once.
+    pub fn n_at_once(&self) -> usize {
+        self.n_at_once
     }
 
     /// Waits for a turn.

@@ -170,6 +170,8 @@ impl PrefillWorker {
                 Ok(state) => {
                     assert_eq!(state.n_tokens, n_tokens, "exported length");
                     let Open { job, counts, .. } = self.open[index].take().expect("planned");
+                    // Counts that miss tokens, because the tap failed, would give a wrong signature.
+                    let counts = counts.filter(|counts| counts.n_tokens() == n_tokens);
                     events.push(WorkerEvent::Prefilled(Handoff { job, state, counts }));
                 }
                 Err(error) => self.give_back(index, &error, events),

@@ -6,4 +6,4 @@ mod counts;
 mod vector;
 
 pub use counts::ExpertCounts;
-pub use vector::Signature;
+pub use vector::{Signature, dot};

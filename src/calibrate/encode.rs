@@ -1,0 +1,216 @@
+//! What a calibration file holds, byte for byte.
+//!
+//! Never opens a file, and never returns a calibration it has not verified.
+
+use std::collections::{BTreeMap, HashMap};
+use std::str::FromStr;
+
+use ndarray::{Array1, Array2, Dimension};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use crate::{
+    calibrate::{Calibration, FormatError},
+    types::MoeShape,
+};
+
+/// The version of the format this crate reads and writes.
+pub const FORMAT_VERSION: &str = "1";
+
+/// The bytes of a calibration file: safetensors, so that other languages can read it.
+///
+/// Tensors `idf` f32 [L, E], `layers` u32 [N*], `centroids` f32 [K, N* times E] and, where there is one, `load_model`
+/// f32; everything else is in the metadata, as strings. Equal calibrations have equal bytes.
+pub fn encode(calibration: &Calibration) -> Vec<u8> {
+    let c = calibration;
+    // Sorted by name, where the safetensors crate writes metadata in the order of a hash map.
+    let metadata: BTreeMap<&str, String> = BTreeMap::from([
+        ("eldr_calibration", FORMAT_VERSION.to_owned()),
+        ("fingerprint", c.fingerprint.clone()),
+        ("moe_layers", c.shape.layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+        ("n_layer", c.shape.n_layer.to_string()),
+        ("n_expert", c.shape.n_expert.to_string()),
+        ("n_expert_used", c.shape.n_expert_used.to_string()),
+        ("n_requests", c.n_requests.to_string()),
+        ("n_tokens", c.n_tokens.to_string()),
+        ("rho", c.rho.to_string()),
+        ("tau", c.tau.to_string()),
+        ("cost", c.cost.to_string()),
+        ("seed", c.seed.to_string()),
+    ]);
+    let mut header = BTreeMap::from([("__metadata__", json!(metadata))]);
+    let mut data = Vec::new();
+    let mut tensor = |name, dtype: &str, shape: &[usize], bytes: &mut dyn Iterator<Item = [u8; 4]>| {
+        let start = data.len();
+        data.extend(bytes.flatten());
+        header.insert(name, json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, data.len()] }));
+    };
+    tensor("idf", "F32", c.idf.shape(), &mut c.idf.iter().map(|x| x.to_le_bytes()));
+    tensor("layers", "U32", &[c.layers.len()], &mut c.layers.iter().map(|x| x.to_le_bytes()));
+    tensor("centroids", "F32", c.centroids.shape(), &mut c.centroids.iter().map(|x| x.to_le_bytes()));
+    if let Some(model) = &c.load_model {
+        tensor("load_model", "F32", &[model.len()], &mut model.iter().map(|x| x.to_le_bytes()));
+    }
+    let mut header = Value::from_iter(header).to_string().into_bytes();
+    // The data starts at a multiple of 8.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.append(&mut header);
+    file.append(&mut data);
+    file
+}
+
+/// The calibration in the bytes of a file, everything verified: version, shapes, ranges, finite numbers, unit centroids.
+pub fn decode(bytes: &[u8]) -> Result<Calibration, FormatError> {
+    let damaged = |e: safetensors::SafeTensorError| FormatError::Safetensors(e.to_string());
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
+    let tensors = SafeTensors::deserialize(bytes).map_err(damaged)?;
+    let metadata = Metadata(header.metadata().as_ref());
+    let version = metadata.text("eldr_calibration")?;
+    if version != FORMAT_VERSION {
+        return Err(FormatError::Version { found: version.to_owned(), known: FORMAT_VERSION });
+    }
+
+    let shape = metadata.shape()?;
+    let (l, e) = (shape.n_layer_moe(), shape.n_expert as usize);
+    let idf = matrix(&tensors, "idf", Some(l), e, &format!("[{l}, {e}]"))?;
+    if let Some(((layer, expert), weight)) = idf.indexed_iter().find(|(_, w)| **w < 0.0) {
+        return Err(content("idf", format!("is {weight} at [{layer}, {expert}], but no weight is below 0")));
+    }
+    let layers = mask(&tensors, &shape)?;
+    let width = layers.len() * e;
+    let centroids = matrix(&tensors, "centroids", None, width, &format!("[K, {width}] with K of at least 1"))?;
+    check_unit(&centroids)?;
+    let load_model = match tensors.tensor("load_model") {
+        Ok(_) => Some(vector(&tensors, "load_model")?.to_vec()),
+        Err(_) => None,
+    };
+    Ok(Calibration {
+        shape,
+        fingerprint: metadata.text("fingerprint")?.to_owned(),
+        idf,
+        layers,
+        centroids,
+        n_requests: metadata.number("n_requests", "a whole number", |_| true)?,
+        n_tokens: metadata.number("n_tokens", "a whole number", |_| true)?,
+        rho: metadata.number("rho", "a number from -1 to 1", |rho: &f64| (-1.0..=1.0).contains(rho))?,
+        tau: metadata.number("tau", "a number from 0 to 2", |tau: &f32| (0.0..=2.0).contains(tau))?,
+        cost: metadata.number("cost", "a finite number", |cost: &f64| cost.is_finite())?,
+        seed: metadata.number("seed", "a whole number", |_| true)?,
+        load_model,
+    })
+}
+
+/// The strings beside the tensors.
+struct Metadata<'a>(Option<&'a HashMap<String, String>>);
+
+impl<'a> Metadata<'a> {
+    fn text(&self, name: &'static str) -> Result<&'a str, FormatError> {
+        self.0.and_then(|m| m.get(name)).map(String::as_str).ok_or(FormatError::NoEntry(name))
+    }
+
+    fn number<T: FromStr>(
+        &self,
+        name: &'static str,
+        want: &'static str,
+        fits: impl Fn(&T) -> bool,
+    ) -> Result<T, FormatError> {
+        let value = self.text(name)?;
+        let bad = || FormatError::Value { name, value: value.to_owned(), want };
+        value.parse().ok().filter(fits).ok_or_else(bad)
+    }
+
+    fn shape(&self) -> Result<MoeShape, FormatError> {
+        let n_layer = self.number("n_layer", "a whole number above 0", |&n: &u32| n > 0)?;
+        let n_expert = self.number("n_expert", "a whole number above 0", |&n: &u32| n > 0)?;
+        let n_expert_used =
+            self.number("n_expert_used", "from 1 to the number of experts", |&n: &u32| (1..=n_expert).contains(&n))?;
+        let list = self.text("moe_layers")?;
+        let layers: Option<Vec<u32>> = list.split(',').map(|layer| layer.parse().ok()).collect();
+        let fits = |layers: &Vec<u32>| ascending_below(layers, n_layer);
+        let want = "ascending layer numbers of the model, with commas between";
+        let bad = || FormatError::Value { name: "moe_layers", value: list.to_owned(), want };
+        Ok(MoeShape { layers: layers.filter(fits).ok_or_else(bad)?, n_layer, n_expert, n_expert_used })
+    }
+}
+
+fn ascending_below(numbers: &[u32], end: u32) -> bool {
+    numbers.windows(2).all(|w| w[0] < w[1]) && numbers.last().is_some_and(|&last| last < end)
+}
+
+fn content(name: &'static str, problem: String) -> FormatError {
+    FormatError::Content { name, problem }
+}
+
+/// The words of a tensor whose type and number of dimensions are as wanted; and its shape.
+fn words<'a>(
+    tensors: &SafeTensors<'a>,
+    name: &'static str,
+    dtype: Dtype,
+    want: &str,
+    fits: impl Fn(&[usize]) -> bool,
+) -> Result<(&'a [[u8; 4]], Vec<usize>), FormatError> {
+    let tensor = tensors.tensor(name).map_err(|_| FormatError::NoTensor(name))?;
+    if tensor.dtype() != dtype || !fits(tensor.shape()) {
+        let found = format!("{:?} {:?}", tensor.dtype(), tensor.shape());
+        return Err(FormatError::Shape { name, found, want: format!("{dtype:?} {want}") });
+    }
+    Ok((tensor.data().as_chunks().0, tensor.shape().to_vec()))
+}
+
+fn matrix(
+    tensors: &SafeTensors<'_>,
+    name: &'static str,
+    n_rows: Option<usize>,
+    n_columns: usize,
+    want: &str,
+) -> Result<Array2<f32>, FormatError> {
+    let fits = |shape: &[usize]| {
+        shape.len() == 2 && shape[1] == n_columns && n_rows.map_or(shape[0] > 0, |n_rows| shape[0] == n_rows)
+    };
+    let (words, shape) = words(tensors, name, Dtype::F32, want, fits)?;
+    let numbers = words.iter().map(|&word| f32::from_le_bytes(word)).collect();
+    finite(name, Array2::from_shape_vec((shape[0], shape[1]), numbers).expect("safetensors checked the size"))
+}
+
+fn vector(tensors: &SafeTensors<'_>, name: &'static str) -> Result<Array1<f32>, FormatError> {
+    let (words, _) = words(tensors, name, Dtype::F32, "[n]", |shape| shape.len() == 1)?;
+    finite(name, words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+}
+
+fn finite<D: Dimension>(
+    name: &'static str,
+    numbers: ndarray::Array<f32, D>,
+) -> Result<ndarray::Array<f32, D>, FormatError> {
+    match numbers.indexed_iter().find(|(_, x)| !x.is_finite()) {
+        Some((place, x)) => Err(content(name, format!("is {x} at {place:?}, but every number must be finite"))),
+        None => Ok(numbers),
+    }
+}
+
+fn mask(tensors: &SafeTensors<'_>, shape: &MoeShape) -> Result<Vec<u32>, FormatError> {
+    let fits = |dim: &[usize]| dim.len() == 1 && dim[0] > 0;
+    let (words, _) = words(tensors, "layers", Dtype::U32, "[N] with N of at least 1", fits)?;
+    let layers: Vec<u32> = words.iter().map(|&word| u32::from_le_bytes(word)).collect();
+    let n_layers = shape.n_layer_moe() as u32;
+    if !ascending_below(&layers, n_layers) {
+        let problem = format!("is {layers:?}, but must name MoE layers from 0 to {} in ascending order", n_layers - 1);
+        return Err(content("layers", problem));
+    }
+    let usable = shape.usable();
+    if let Some(layer) = layers.iter().find(|layer| usable.binary_search(layer).is_err()) {
+        let problem = format!("holds MoE layer {layer}, the model's last, which does not show a prompt's picks");
+        return Err(content("layers", problem));
+    }
+    Ok(layers)
+}
+
+fn check_unit(centroids: &Array2<f32>) -> Result<(), FormatError> {
+    for (row, centroid) in centroids.rows().into_iter().enumerate() {
+        let length = centroid.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+        if (length - 1.0).abs() > 1e-4 {
+            return Err(content("centroids", format!("has length {length} in row {row}, but each must have length 1")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Which requests belong together: balanced k-means over signatures.
+//!
+//! Never depends on threads: searches run side by side, and each is sequential where order matters.
+
+use ndarray::{Array2, ArrayView1, Axis};
+use rayon::prelude::*;
+
+use crate::{
+    calibrate::balanced_assignment,
+    rng::{Rng, mix},
+    signature::{Signature, dot},
+};
+
+/// How to search for clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KmeansParams {
+    /// Clusters (K), at most the number of points.
+    pub k: usize,
+    /// Seed of the first centroids.
+    pub seed: u64,
+    /// Searches from other first centroids; the cheapest result wins. At least 1.
+    pub n_restarts: u32,
+    /// Assignment steps a search takes at most.
+    pub max_iterations: u32,
+}
+
+/// Unit vectors in K groups whose sizes differ by at most one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Clustering {
+    /// Unit mean direction of each cluster, K rows; clusters are in the order of their first points.
+    pub centroids: Array2<f32>,
+    /// Cluster of each point.
+    pub labels: Vec<u32>,
+    /// Summed cosine distance of the points from their centroids.
+    pub cost: f64,
+    /// Assignment steps of the search that won.
+    pub n_iterations: u32,
+}
+
+/// Clusters unit vectors (rows of `points`, in row order) by cosine distance into groups of equal size, give or take one.
+///
+/// Balanced k-means (Malinen and Fraenti, 2014): each step assigns the points at the least total cost the sizes allow,
+/// then moves each centroid to its points' mean direction, until no point changes its cluster. Seeded as k-means++
+/// (Arthur and Vassilvitskii, 2007). The same bits on any number of threads.
+pub fn balanced_kmeans(points: &Array2<f32>, params: &KmeansParams) -> Clustering {
+    let n = points.nrows();
+    assert!((1..=n).contains(&params.k), "{} clusters of {n} points", params.k);
+    assert!(points.is_standard_layout(), "points must be in row order");
+    assert!(params.n_restarts > 0 && params.max_iterations > 0, "no search at all: {params:?}");
+    let searches: Vec<Clustering> = (0..params.n_restarts)
+        .into_par_iter()
+        .map(|restart| {
+            let mut rng = Rng::new(mix(params.seed.wrapping_add(u64::from(restart))));
+            search(points, params, &mut rng)
+        })
+        .collect();
+    searches.into_iter().reduce(|best, next| if next.cost < best.cost { next } else { best }).expect("a restart")
+}
+
+fn search(points: &Array2<f32>, params: &KmeansParams, rng: &mut Rng) -> Clustering {
+    let mut centroids = first_centroids(points, params.k, rng);
+    let mut labels = Vec::new();
+    let mut n_iterations = 0;
+    while n_iterations < params.max_iterations {
+        let next = balanced_assignment(&distances(points, &centroids));
+        n_iterations += 1;
+        if next == labels {
+            break;
+        }
+        labels = next;
+        update(points, &labels, &mut centroids);
+    }
+    in_order_of_first_points(&mut labels, &mut centroids);
+    let cost =
+        labels.iter().zip(points.rows()).map(|(&c, p)| 1.0 - f64::from(row_dot(p, centroids.row(c as usize)))).sum();
+    Clustering { centroids, labels, cost, n_iterations }
+}
+
+/// K points drawn one by one, each with a chance in proportion to its squared distance from those drawn before, which
+/// on the unit sphere is twice the cosine distance.
+fn first_centroids(points: &Array2<f32>, k: usize, rng: &mut Rng) -> Array2<f32> {
+    let n = points.nrows();
+    let mut nearest = vec![f64::INFINITY; n];
+    let mut drawn = vec![false; n];
+    let mut centroids = Array2::zeros((k, points.ncols()));
+    for c in 0..k {
+        let total: f64 = nearest.iter().sum();
+        let point = if c == 0 {
+            rng.below(n)
+        } else if total > 0.0 {
+            let mut left = rng.uniform() * total;
+            let reached = nearest.iter().position(|&d| {
+                left -= d;
+                left < 0.0
+            });
+            // Rounding can leave a crumb past the last point that has a chance.
+            reached.or_else(|| nearest.iter().rposition(|&d| d > 0.0)).expect("a point with a chance")
+        } else {
+            drawn.iter().position(|&d| !d).expect("k is at most n")
+        };
+        drawn[point] = true;
+        centroids.row_mut(c).assign(&points.row(point));
+        for (nearest, p) in nearest.iter_mut().zip(points.rows()) {
+            let distance = (1.0 - f64::from(row_dot(p, points.row(point)))).max(0.0);
+            *nearest = nearest.min(distance);
+        }
+        nearest[point] = 0.0;
+    }
+    centroids
+}
+
+/// Cosine distances in units of 2^-32, N x K.
+fn distances(points: &Array2<f32>, centroids: &Array2<f32>) -> Array2<i64> {
+    const UNIT: f64 = (1u64 << 32) as f64;
+    let k = centroids.nrows();
+    let mut all = Array2::zeros((points.nrows(), k));
+    all.axis_iter_mut(Axis(0)).into_par_iter().zip(points.axis_iter(Axis(0))).for_each(|(mut row, point)| {
+        for (cell, centroid) in row.iter_mut().zip(centroids.rows()) {
+            *cell = ((1.0 - f64::from(row_dot(point, centroid))) * UNIT).round() as i64;
+        }
+    });
+    all
+}
+
+fn row_dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f32 {
+    dot(a.to_slice().expect("rows are contiguous"), b.to_slice().expect("rows are contiguous"))
+}
+
+/// Moves each centroid to the mean direction of its points; one whose points cancel out stays.
+fn update(points: &Array2<f32>, labels: &[u32], centroids: &mut Array2<f32>) {
+    centroids.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(c, mut centroid)| {
+        let mut sum = vec![0.0f64; points.ncols()];
+        for (_, point) in labels.iter().zip(points.rows()).filter(|(label, _)| **label as usize == c) {
+            for (sum, &x) in sum.iter_mut().zip(point) {
+                *sum += f64::from(x);
+            }
+        }
+        if let Some(unit) = Signature::normalised(sum.into_iter().map(|x| x as f32).collect()) {
+            centroid.assign(&ArrayView1::from(unit.as_slice()));
+        }
+    });
+}
+
+/// Numbers clusters by their first points, so that equal partitions have equal labels.
+fn in_order_of_first_points(labels: &mut [u32], centroids: &mut Array2<f32>) {
+    let mut order = Vec::with_capacity(centroids.nrows());
+    for &label in labels.iter() {
+        if !order.contains(&(label as usize)) {
+            order.push(label as usize);
+        }
+    }
+    *centroids = centroids.select(Axis(0), &order);
+    for label in labels {
+        *label = order.iter().position(|&old| old == *label as usize).expect("every label is in the order") as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::array;
+
+    use super::*;
+
+    fn units(rows: &[Vec<f32>]) -> Array2<f32> {
+        let flat = rows.iter().flat_map(|r| Signature::normalised(r.clone()).expect("not zero").as_slice().to_vec());
+        Array2::from_shape_vec((rows.len(), rows[0].len()), flat.collect()).expect("equal rows")
+    }
+
+    /// Random directions around `k` axes, in turn.
+    fn around_axes(n: usize, k: usize, noise: f64, seed: u64) -> Array2<f32> {
+        let mut rng = Rng::new(seed);
+        let row = |i: usize, rng: &mut Rng| -> Vec<f32> {
+            (0..k).map(|e| f32::from(u8::from(e == i % k)) + (rng.uniform() * noise) as f32).collect()
+        };
+        let rows: Vec<Vec<f32>> = (0..n).map(|i| row(i, &mut rng)).collect();
+        units(&rows)
+    }
+
+    fn params(k: usize) -> KmeansParams {
+        KmeansParams { k, seed: 1, n_restarts: 8, max_iterations: 50 }
+    }
+
+    #[test]
+    fn planted_groups_are_found() {
+        let clustering = balanced_kmeans(&around_axes(30, 5, 0.3, 1), &params(5));
+        let want: Vec<u32> = (0..30).map(|i| i % 5).collect();
+        assert_eq!(clustering.labels, want);
+        assert!(clustering.centroids.rows().into_iter().all(|c| (row_dot(c, c) - 1.0).abs() < 1e-5));
+    }
+
+    #[test]
+    fn sizes_differ_by_at_most_one_even_when_groups_do_not() {
+        for n in [7, 20, 23] {
+            // Nearly all points lie around one axis.
+            let rows: Vec<Vec<f32>> =
+                (0..n).map(|i| if i < 2 { vec![0.0, 1.0] } else { vec![1.0, 0.01 * i as f32] }).collect();
+            let clustering = balanced_kmeans(&units(&rows), &params(3));
+            let sizes: Vec<usize> = (0..3).map(|c| clustering.labels.iter().filter(|&&l| l == c).count()).collect();
+            assert_eq!(sizes.iter().sum::<usize>(), n);
+            assert!(sizes.iter().all(|&s| s == n / 3 || s == n.div_ceil(3)), "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn the_result_is_a_fixed_point() {
+        let points = around_axes(40, 6, 2.0, 3);
+        let clustering = balanced_kmeans(&points, &KmeansParams { max_iterations: 1000, ..params(4) });
+        let mut centroids = clustering.centroids.clone();
+        update(&points, &clustering.labels, &mut centroids);
+        assert_eq!(centroids, clustering.centroids);
+        assert_eq!(balanced_assignment(&distances(&points, &centroids)), clustering.labels);
+        let cost: f64 = clustering
+            .labels
+            .iter()
+            .enumerate()
+            .map(|(p, &c)| 1.0 - f64::from(row_dot(points.row(p), centroids.row(c as usize))))
+            .sum();
+        assert!((cost - clustering.cost).abs() < 1e-12);
+    }
+
+    #[test]
+    fn more_restarts_never_cost_more() {
+        let points = around_axes(50, 8, 3.0, 4);
+        let cost = |n_restarts| balanced_kmeans(&points, &KmeansParams { n_restarts, ..params(6) }).cost;
+        assert!(cost(20) <= cost(5) && cost(5) <= cost(1));
+    }
+
+    #[test]
+    fn equal_points_and_one_cluster_a_point_work() {
+        let same = units(&vec![vec![1.0, 2.0]; 5]);
+        let clustering = balanced_kmeans(&same, &params(3));
+        assert!(clustering.cost.abs() < 1e-6);
+        assert_eq!(clustering.labels.iter().collect::<std::collections::BTreeSet<_>>().len(), 3);
+        let apart = units(&[vec![1.0, 0.0], vec![0.0, 1.0], vec![1.0, 1.0]]);
+        assert_eq!(balanced_kmeans(&apart, &params(3)).labels, [0, 1, 2]);
+        assert_eq!(balanced_kmeans(&apart, &params(1)).labels, [0, 0, 0]);
+    }
+
+    #[test]
+    fn points_that_cancel_out_leave_their_centroid_in_place() {
+        let points = array![[1.0f32, 0.0], [-1.0, 0.0]];
+        let mut centroids = array![[0.0f32, 1.0]];
+        update(&points, &[0, 0], &mut centroids);
+        assert_eq!(centroids, array![[0.0, 1.0]]);
+    }
+}

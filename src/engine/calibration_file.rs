@@ -1,0 +1,145 @@
+//! Calibrations on disk: read whole, replaced whole.
+//!
+//! Never leaves a half-written file under the name asked for.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::calibrate::{Calibration, FormatError, decode, encode};
+
+/// Why a calibration was not read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrationFileError {
+    /// The file could not be read.
+    #[error("cannot read calibration `{}`: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file could not be written; what was there before is unchanged.
+    #[error("cannot write calibration `{}`: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file is not a calibration.
+    #[error("cannot use calibration `{}`: {source}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+}
+
+/// Reads and verifies a calibration file.
+pub fn read_calibration(path: &Path) -> Result<Calibration, CalibrationFileError> {
+    let bytes = fs::read(path).map_err(|source| CalibrationFileError::Read { path: path.into(), source })?;
+    decode(&bytes).map_err(|source| CalibrationFileError::Format { path: path.into(), source })
+}
+
+/// Writes a calibration file. A file of that name is replaced in one step, once the new one is whole and on disk; after
+/// an error it is as it was.
+pub fn write_calibration(path: &Path, calibration: &Calibration) -> Result<(), CalibrationFileError> {
+    replace(path, &encode(calibration)).map_err(|source| CalibrationFileError::Write { path: path.into(), source })
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
+    if path.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let mut part = name.to_owned();
+    part.push(format!(".{}.part", std::process::id()));
+    // Beside the target, since a rename is only atomic within one file system.
+    let part = path.with_file_name(part);
+    let written = write_through(&part, bytes).and_then(|()| fs::rename(&part, path));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&part);
+    }
+    written
+}
+
+fn write_through(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::array;
+
+    use super::*;
+    use crate::types::MoeShape;
+
+    fn calibration(seed: u64) -> Calibration {
+        Calibration {
+            shape: MoeShape { layers: vec![0, 1], n_layer: 2, n_expert: 2, n_expert_used: 1 },
+            fingerprint: "test".into(),
+            idf: array![[0.5f32, 1.0], [0.0, 0.0]],
+            layers: vec![0],
+            centroids: array![[1.0f32, 0.0], [0.0, 1.0]],
+            n_requests: 4,
+            n_tokens: 40,
+            rho: 0.5,
+            tau: 0.1,
+            cost: 0.25,
+            seed,
+            load_model: None,
+        }
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).expect("a folder");
+        let mut names: Vec<String> =
+            entries.map(|e| e.expect("an entry").file_name().into_string().expect("a plain name")).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_replaced_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.safetensors");
+        for seed in [1, 2] {
+            write_calibration(&path, &calibration(seed)).expect("written");
+            assert_eq!(read_calibration(&path).expect("read"), calibration(seed));
+        }
+        assert_eq!(names(folder.path()), ["a.safetensors"]);
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let taken = folder.path().join("taken");
+        fs::create_dir(&taken).expect("a folder");
+        let error = write_calibration(&taken, &calibration(1)).expect_err("a folder is in the way");
+        assert!(error.to_string().starts_with("cannot write calibration `"), "{error}");
+        let nowhere = folder.path().join("no/such/folder/a.safetensors");
+        assert!(write_calibration(&nowhere, &calibration(1)).is_err());
+        assert_eq!(names(folder.path()), ["taken"]);
+    }
+
+    #[test]
+    fn a_bad_file_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("b.safetensors");
+        let error = read_calibration(&path).expect_err("no file").to_string();
+        assert!(error.contains("cannot read") && error.contains("b.safetensors"), "{error}");
+        write_calibration(&path, &calibration(1)).expect("written");
+        let bytes = fs::read(&path).expect("bytes");
+        fs::write(&path, &bytes[..bytes.len() - 1]).expect("cut short");
+        let error = read_calibration(&path).expect_err("cut short").to_string();
+        assert!(error.contains("cannot use") && error.contains("b.safetensors"), "{error}");
+    }
+}

@@ -1,0 +1,197 @@
+use std::sync::Arc;
+
+use crate::{
+    llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
+    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
+    signature::ExpertCounts,
+    types::{SamplingParams, Slot, Token},
+};
+
+/// Which picks a runner reads from its context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TapUse {
+    /// None: the context has no tap and runs at full speed.
+    Off,
+    /// The experts of prompts in these MoE layers, for signatures.
+    Prefill(Vec<u32>),
+    /// The experts of every decode step, in all MoE layers, for counting.
+    Decode,
+}
+
+/// A [`ModelRunner`] over one llama.cpp context: slot i is sequence i.
+pub struct LlamaRunner {
+    context: Context,
+    info: RunnerInfo,
+    samplers: Vec<Option<Sampler>>,
+    n_tokens: Vec<u32>,
+    batch: Batch,
+    taps_decode: bool,
+    tap_failed: bool,
+}
+
+impl LlamaRunner {
+    /// A runner in a new context of `model`.
+    pub fn new(model: &Model, params: &ContextParams, tap: &TapUse) -> Result<Self, LlamaError> {
+        let params = ContextParams { tap: *tap != TapUse::Off, ..params.clone() };
+        let mut context = Context::new(model, &params)?;
+        let tapped = match tap {
+            TapUse::Prefill(layers) => layers.clone(),
+            TapUse::Off | TapUse::Decode => Vec::new(),
+        };
+        if let TapUse::Prefill(layers) = tap {
+            context.set_tap_layers(layers)?;
+        }
+        let params = context.params();
+        let info = RunnerInfo {
+            n_slots: params.n_slots,
+            n_ctx_slot: params.n_ctx_slot,
+            n_batch: params.n_batch,
+            contiguous_slots: !params.kv_unified,
+            tapped,
+            fingerprint: StateFingerprint(context.fingerprint()),
+        };
+        let n_slots = info.n_slots as usize;
+        let batch = Batch::new(info.n_batch as usize);
+        Ok(Self {
+            context,
+            info,
+            samplers: (0..n_slots).map(|_| None).collect(),
+            n_tokens: vec![0; n_slots],
+            batch,
+            taps_decode: *tap == TapUse::Decode,
+            tap_failed: false,
+        })
+    }
+
+    /// Whether the picks of the call just made can be used; a tap that fails says so once and is not used again.
+    fn check_tap(&mut self, ran: Result<(), DecodeError>) -> Result<bool, RunError> {
+        match ran {
+            Ok(()) => Ok(true),
+            Err(error) if error.failure == DecodeFailure::Tap => {
+                log::error!("experts can not be counted any more, requests are routed by load: {error}");
+                self.tap_failed = true;
+                Ok(false)
+            }
+            Err(error) => Err(run_error(&error)),
+        }
+    }
+
+    fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, RunError> {
+        let sampler = self.samplers[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is not open"));
+        sampler.sample(self.context.logits(row)).map_err(|error| RunError::Fatal(error.to_string()))
+    }
+}
+
+impl ModelRunner for LlamaRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
+        let index = slot.index();
+        assert!(self.samplers[index].is_none() && self.n_tokens[index] == 0, "slot {slot} is taken");
+        let sampler = Sampler::new(self.context.model(), sampling, generated);
+        self.samplers[index] = Some(sampler.map_err(|error| RunError::Restored(error.to_string()))?);
+        Ok(())
+    }
+
+    fn prefill(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+        counts: Option<&mut ExpertCounts>,
+    ) -> Result<Option<Token>, RunError> {
+        assert_eq!(self.n_tokens[slot.index()], pos, "position of the chunk in slot {slot}");
+        self.batch.clear();
+        for (index, &token) in tokens.iter().enumerate() {
+            let wanted = last && index + 1 == tokens.len();
+            self.batch.push(token, pos + index as u32, slot.0, wanted).map_err(refused)?;
+        }
+        match counts {
+            Some(counts) if !self.tap_failed => {
+                let mut chunk = ExpertCounts::new(counts.layers(), counts.n_expert());
+                chunk.add_tokens(tokens.len() as u32);
+                let ran = self.context.decode_tapped(&self.batch, &mut |rows| chunk.add(rows.layer, rows.experts));
+                if self.check_tap(ran)? {
+                    counts.merge(&chunk);
+                }
+            }
+            _ => self.context.decode(&self.batch).map_err(|error| run_error(&error))?,
+        }
+        self.n_tokens[slot.index()] += tokens.len() as u32;
+        if last { self.sample(slot, tokens.len() - 1).map(Some) } else { Ok(None) }
+    }
+
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        self.batch.clear();
+        for item in batch {
+            assert_eq!(self.n_tokens[item.slot.index()], item.pos, "position of slot {}", item.slot);
+            self.batch.push(item.token, item.pos, item.slot.0, true).map_err(refused)?;
+        }
+        picks.clear();
+        if self.taps_decode && !self.tap_failed {
+            let n_layer = self.context.model().moe_shape().map_or(0, |shape| shape.layers.len());
+            let ran = self.context.decode_tapped(&self.batch, &mut |rows| {
+                if picks.is_empty() {
+                    picks.reset(batch.len(), n_layer, rows.n_expert_used);
+                }
+                for (item, experts) in rows.tokens().enumerate() {
+                    picks.set(item, rows.layer as usize, experts);
+                }
+            });
+            if !self.check_tap(ran)? {
+                picks.clear();
+            }
+        } else {
+            self.context.decode(&self.batch).map_err(|error| run_error(&error))?;
+        }
+        next.clear();
+        for (row, item) in batch.iter().enumerate() {
+            self.n_tokens[item.slot.index()] += 1;
+            let token = self.sample(item.slot, row)?;
+            next.push(token);
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
+        let bytes = self.context.state_get(slot.0).map_err(|error| RunError::Restored(error.to_string()))?;
+        Ok(SeqState { n_tokens: self.n_tokens[slot.index()], bytes: Arc::from(bytes) })
+    }
+
+    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
+        assert_eq!(self.n_tokens[slot.index()], 0, "slot {slot} is not empty");
+        let set = self.context.state_set(slot.0, &state.bytes, state.n_tokens);
+        set.map_err(|error| RunError::Restored(error.to_string()))?;
+        self.n_tokens[slot.index()] = state.n_tokens;
+        Ok(())
+    }
+
+    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
+        assert_eq!(self.n_tokens[to.index()], 0, "slot {to} is not empty");
+        // A failed copy leaves the source whole and the target empty.
+        self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
+        self.context.clear_seq(from.0).map_err(|error| RunError::Fatal(error.to_string()))?;
+        self.n_tokens[to.index()] = std::mem::take(&mut self.n_tokens[from.index()]);
+        self.samplers[to.index()] = self.samplers[from.index()].take();
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) -> Result<(), RunError> {
+        self.samplers[slot.index()] = None;
+        self.n_tokens[slot.index()] = 0;
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
+    }
+}
+
+fn run_error(error: &DecodeError) -> RunError {
+    if error.restored { RunError::Restored(error.to_string()) } else { RunError::Fatal(error.to_string()) }
+}
+
+/// A batch that was refused before llama.cpp saw it.
+#[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
+fn refused(error: LlamaError) -> RunError {
+    RunError::Restored(error.to_string())
+}

@@ -1,0 +1,283 @@
+use std::{path::Path, sync::Arc};
+
+use crate::{
+    calibrate::Calibration,
+    engine::{
+        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
+        ModelTokenizer, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
+    },
+    llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
+    route::{PolicyKind, PolicyParams, RoutePolicy},
+    schedule::{Job, PrefillWorker, WorkerEvent},
+    signature::ExpertCounts,
+    types::{MoeShape, Request, RequestId, SamplingParams, Token},
+};
+
+/// Tokens a decode context computes at once beyond its batch: what a lost hand-off is prefilled again in.
+const REFILL_UBATCH: u32 = 128;
+
+/// A GGUF model on the devices of a configuration's workers: one copy for each device.
+#[derive(Clone)]
+pub struct LoadedModel {
+    copies: Vec<(Device, Model)>,
+    best: Device,
+    threads: ThreadPlan,
+}
+
+impl LoadedModel {
+    /// Checks the configuration and loads the file once for each device it names.
+    pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
+        if let Some(first) = config.problems().into_iter().next() {
+            return Err(EngineError::Config(first));
+        }
+        let backend = Backend::init();
+        let best = backend.best_device();
+        let mut copies: Vec<(Device, Model)> = Vec::new();
+        for name in config.prefill.devices().chain(config.decode.devices()) {
+            let device = name.map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
+            if copies.iter().all(|(known, _)| *known != device) {
+                let model = Model::load(&backend, path, &model_params(config, &device))?;
+                copies.push((device, model));
+            }
+        }
+        let on_cpu = |name: Option<&str>| match name {
+            Some(name) => backend.device(name).is_ok_and(|device| device.kind() == DeviceKind::Cpu),
+            None => best.kind() == DeviceKind::Cpu,
+        };
+        let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
+        let threads = ThreadPlan::new(config.n_threads, n_cpu)?;
+        Ok(Self { copies, best, threads })
+    }
+
+    /// Size and shape.
+    pub fn facts(&self) -> &ModelFacts {
+        self.model().facts()
+    }
+
+    /// The experts; none for a dense model.
+    pub fn moe_shape(&self) -> Option<&MoeShape> {
+        self.model().moe_shape()
+    }
+
+    /// Every key and value of the file's metadata that is no list.
+    pub fn metadata(&self) -> Vec<(String, String)> {
+        self.model().metadata()
+    }
+
+    /// Bytes of keys and values a token takes.
+    pub fn kv_bytes_per_token(&self, format: KvFormat) -> u64 {
+        self.model().kv_bytes_per_token(kv_type(format), kv_type(format))
+    }
+
+    /// The model's chat template, if it has one.
+    pub fn chat_template(&self) -> Option<String> {
+        self.model().chat_template().map(str::to_owned)
+    }
+
+    /// Messages (role, content) as a prompt that asks for the assistant's answer.
+    pub fn chat(&self, messages: &[(&str, &str)]) -> Result<String, EngineError> {
+        Ok(self.model().chat(messages, true)?)
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> Arc<dyn Tokenizer> {
+        Arc::new(ModelTokenizer::new(self.model().clone()))
+    }
+
+    /// The experts a prompt picks, over all usable layers; none for a dense model.
+    pub fn capture(&self, config: &EngineConfig, prompt: &[Token]) -> Result<Option<ExpertCounts>, EngineError> {
+        let one = EngineConfig { prefill: WorkerList::best(1), n_slots: 1, ..config.clone() };
+        let mut worker = self.prefill_workers(&one, &self.usable_layers())?.remove(0);
+        let runner = worker.runner.as_mut();
+        let n_ctx_slot = runner.info().n_ctx_slot as usize;
+        if prompt.is_empty() || prompt.len() > n_ctx_slot {
+            let n = prompt.len();
+            return Err(EngineError::Request(format!("the prompt has {n} tokens and must have 1 to {n_ctx_slot}")));
+        }
+        let n_expert = self.moe_shape().map_or(0, |shape| shape.n_expert);
+        let mut scheduler = PrefillWorker::new(runner.info(), config.chunk, 1, &[], n_expert);
+        // Two tokens, so that the prompt is handed on with its counts instead of ending here.
+        let request = Request {
+            prompt: prompt.to_vec(),
+            max_tokens: 2,
+            sampling: SamplingParams::default(),
+            domain: None,
+            deadline: None,
+        };
+        scheduler.admit(Job::new(RequestId(0), Arc::new(request)));
+        let mut events = Vec::new();
+        while !scheduler.is_idle() {
+            scheduler.step(runner, &mut events);
+        }
+        for event in events {
+            match event {
+                WorkerEvent::Prefilled(handoff) => return Ok(handoff.counts),
+                WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
+                    return Err(EngineError::Run(error));
+                }
+                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Prefill workers as configured, counting the experts of MoE layers `tapped`.
+    pub fn prefill_workers(&self, config: &EngineConfig, tapped: &[u32]) -> Result<Vec<EngineWorker>, EngineError> {
+        let tap = if tapped.is_empty() { TapUse::Off } else { TapUse::Prefill(tapped.to_vec()) };
+        self.workers("prefill", &config.prefill, config, &tap)
+    }
+
+    /// Decode workers as configured; with `tap`, every step's experts are counted.
+    pub fn decode_workers(&self, config: &EngineConfig, tap: bool) -> Result<Vec<EngineWorker>, EngineError> {
+        let tap = if tap && self.moe_shape().is_some() { TapUse::Decode } else { TapUse::Off };
+        self.workers("decode", &config.decode, config, &tap)
+    }
+
+    /// MoE layers a signature may use; none for a dense model.
+    pub fn usable_layers(&self) -> Vec<u32> {
+        self.moe_shape().map(MoeShape::usable).unwrap_or_default()
+    }
+
+    /// Reads and checks the configured calibration, if there is one.
+    pub fn calibration(&self, config: &EngineConfig) -> Result<Option<Arc<Calibration>>, EngineError> {
+        let Some(path) = &config.calibration else { return Ok(None) };
+        let Some(shape) = self.moe_shape() else {
+            return Err(EngineError::Calibration(format!(
+                "{}: the model is dense, so it has no experts to calibrate; leave the calibration out",
+                path.display()
+            )));
+        };
+        let calibration = read_calibration(path)?;
+        let fits = calibration.check(shape, &self.facts().fingerprint, config.decode.n_workers());
+        fits.map_err(|error| EngineError::Calibration(format!("{}: {error}", path.display())))?;
+        Ok(Some(Arc::new(calibration)))
+    }
+
+    /// The configured policy. Without a calibration that fits, policies that need one give way to the least loaded
+    /// worker, and say so.
+    pub fn policy(
+        &self,
+        config: &EngineConfig,
+        calibration: Option<&Calibration>,
+    ) -> Result<Box<dyn RoutePolicy>, EngineError> {
+        let mut kind = config.policy;
+        if kind.needs_calibration() && calibration.is_none() {
+            if self.moe_shape().is_some() {
+                return Err(EngineError::Config(format!(
+                    "policy {kind} needs a calibration file: make one with `eldr calibrate` and give it with \
+                     --calibration"
+                )));
+            }
+            log::warn!("the model is dense, so there is no expert locality: requests are routed by load");
+            kind = PolicyKind::LeastLoaded;
+        }
+        let params = PolicyParams {
+            seed: config.seed,
+            n_workers: config.decode.n_workers(),
+            tau: config.tau.unwrap_or_else(|| calibration.map_or(0.1, |c| c.tau)),
+            min_band: config.min_band,
+            centroids: calibration.map(|c| Arc::new(c.centroids.clone())),
+            domains: config.domains.clone(),
+        };
+        kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))
+    }
+
+    /// An engine as configured.
+    pub fn engine(&self, config: &EngineConfig) -> Result<Engine, EngineError> {
+        let calibration = self.calibration(config)?;
+        let policy = self.policy(config, calibration.as_deref())?;
+        let tapped = match &calibration {
+            Some(calibration) if config.policy.needs_calibration() => calibration.layers.clone(),
+            _ => Vec::new(),
+        };
+        Engine::start(EngineParts {
+            prefill: self.prefill_workers(config, &tapped)?,
+            decode: self.decode_workers(config, false)?,
+            tokenizer: self.tokenizer(),
+            policy,
+            calibration,
+            limits: config.limits,
+            chunk: config.chunk,
+            n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
+        })
+    }
+
+    fn model(&self) -> &Model {
+        &self.copies[0].1
+    }
+
+    fn copy_on(&self, name: Option<&str>) -> Result<&Model, EngineError> {
+        let device = name.map_or_else(|| Ok(self.best.clone()), |name| Backend::init().device(name))?;
+        match self.copies.iter().find(|(known, _)| *known == device) {
+            Some((_, model)) => Ok(model),
+            None => Err(EngineError::Config(format!("the model was not loaded on {}", device.name()))),
+        }
+    }
+
+    fn workers(
+        &self,
+        kind: &str,
+        list: &WorkerList,
+        config: &EngineConfig,
+        tap: &TapUse,
+    ) -> Result<Vec<EngineWorker>, EngineError> {
+        let on_gpu = self.copies.iter().any(|(device, _)| device.kind() != DeviceKind::Cpu);
+        let mut workers = Vec::new();
+        for (index, name) in list.devices().enumerate() {
+            let model = self.copy_on(name)?;
+            let params = ContextParams {
+                name: format!("{kind} {index} on {}", model.device().name()),
+                n_ctx_slot: config.n_ctx_slot.min(model.facts().n_ctx_train),
+                n_slots: config.n_slots,
+                n_batch: config.chunk.max(config.n_slots),
+                n_ubatch: if kind == "prefill" { config.chunk } else { REFILL_UBATCH.max(config.n_slots) },
+                n_threads: self.threads.n_threads,
+                flash_attn: match config.flash_attention {
+                    FlashAttention::Auto => on_gpu,
+                    FlashAttention::On => true,
+                    FlashAttention::Off => false,
+                },
+                type_k: kv_type(config.kv_format),
+                type_v: kv_type(config.kv_format),
+                ..ContextParams::default()
+            };
+            let runner = LlamaRunner::new(model, &params, tap)?;
+            let on_cpu = model.device().kind() == DeviceKind::Cpu;
+            workers.push(EngineWorker {
+                name: params.name,
+                runner: Box::new(runner),
+                permits: on_cpu.then(|| Arc::clone(&self.threads.permits)),
+            });
+        }
+        Ok(workers)
+    }
+}
+
+impl Engine {
+    /// Loads a model and starts an engine as configured.
+    pub fn open(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
+        LoadedModel::load(path, config)?.engine(config)
+    }
+}
+
+fn kv_type(format: KvFormat) -> KvType {
+    match format {
+        KvFormat::F16 => KvType::F16,
+        KvFormat::Q8_0 => KvType::Q8_0,
+        KvFormat::F32 => KvType::F32,
+    }
+}
+
+fn model_params(config: &EngineConfig, device: &Device) -> ModelParams {
+    ModelParams {
+        device: Some(device.clone()),
+        n_gpu_layers: config.n_gpu_layers,
+        cpu_moe: match (config.cpu_moe, config.n_cpu_moe) {
+            (true, _) => CpuMoe::All,
+            (false, 0) => CpuMoe::None,
+            (false, n) => CpuMoe::First(n),
+        },
+        use_mmap: config.use_mmap,
+        extra_bufts: config.extra_bufts,
+    }
+}

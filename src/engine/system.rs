@@ -1,0 +1,33 @@
+use serde::Serialize;
+
+use crate::{
+    engine::EngineError,
+    llama::{Backend, DeviceInfo},
+};
+
+/// What this build of eldr stands on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Versions {
+    /// This crate.
+    pub eldr: &'static str,
+    /// llama.cpp and ggml.
+    pub llama_cpp: String,
+    /// The instruction sets and features ggml was built with.
+    pub system_info: String,
+}
+
+/// The ggml devices there are.
+pub fn devices() -> Vec<DeviceInfo> {
+    Backend::init().devices()
+}
+
+/// Makes the devices of an RPC server (`HOST:PORT`) known; gives their names.
+pub fn add_rpc(endpoint: &str) -> Result<Vec<String>, EngineError> {
+    Ok(Backend::init().add_rpc(endpoint)?.iter().map(|device| device.name().to_owned()).collect())
+}
+
+/// What this build of eldr stands on.
+pub fn versions() -> Versions {
+    let backend = Backend::init();
+    Versions { eldr: env!("CARGO_PKG_VERSION"), llama_cpp: backend.version(), system_info: backend.system_info() }
+}

@@ -1,0 +1,54 @@
+use std::{sync::Arc, thread::available_parallelism};
+
+use crate::engine::{EngineError, Permits};
+
+/// How the cores are divided among the CPU workers, so that the threads computing at once never pass them.
+#[derive(Debug, Clone)]
+pub struct ThreadPlan {
+    /// Threads of each worker.
+    pub n_threads: u32,
+    /// The workers' turns.
+    pub permits: Arc<Permits>,
+}
+
+impl ThreadPlan {
+    /// A plan for `n_workers` CPU workers of `n_threads` threads each; 0 divides the cores among them.
+    pub fn new(n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {
+        let n_cores = available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        Self::on(n_cores, n_threads, n_workers)
+    }
+
+    fn on(n_cores: u32, n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {
+        if n_threads > n_cores {
+            return Err(EngineError::Config(format!(
+                "{n_threads} threads a worker on {n_cores} cores would run many times slower, not faster: ask for at \
+                 most {n_cores}"
+            )));
+        }
+        let n_threads = match n_threads {
+            0 => (n_cores / u32::try_from(n_workers).unwrap_or(u32::MAX).max(1)).max(1),
+            n => n,
+        };
+        Ok(Self { n_threads, permits: Arc::new(Permits::new((n_cores / n_threads) as usize)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_at_once_never_pass_the_cores() {
+        for n_cores in 1..9 {
+            for n_workers in 0..12 {
+                for n_threads in 0..=n_cores {
+                    let plan = ThreadPlan::on(n_cores, n_threads, n_workers).expect("fits");
+                    assert!(plan.n_threads >= 1);
+                    assert!(plan.n_threads * (plan.permits.n_at_once() as u32) <= n_cores);
+                }
+            }
+        }
+        let error = ThreadPlan::on(2, 3, 1).expect_err("too many").to_string();
+        assert!(error.contains("3 threads") && error.contains("2 cores"), "{error}");
+    }
+}

@@ -1,0 +1,213 @@
+//! llama.cpp in this process: started once, its log forwarded, its devices listed.
+//!
+//! Never frees llama.cpp: a host program may be using it too.
+
+use std::{
+    ffi::CString,
+    net::{TcpStream, ToSocketAddrs},
+    sync::{Mutex, Once},
+    time::Duration,
+};
+
+use llama_cpp_sys_2 as sys;
+
+use super::{
+    device::{self, Device, DeviceInfo, DeviceKind},
+    error::LlamaError,
+    guard, logging,
+};
+
+// llama.cpp itself is one per process: its logger, its device registry and its CPU tables are C globals.
+static START: Once = Once::new();
+static REGISTRY: Mutex<()> = Mutex::new(());
+
+const RPC_CONNECT: Duration = Duration::from_secs(5);
+
+/// A token that llama.cpp is running in this process.
+#[derive(Debug, Clone)]
+pub struct Backend {
+    _started: (),
+}
+
+impl Backend {
+    /// Starts llama.cpp on the first call; every call gives an equal token.
+    ///
+    /// llama.cpp's log goes to the `log` crate under the target `llama.cpp`: its errors as warnings (they are also in
+    /// the error returned), its warnings as info, the rest below. The text of a failed assert is logged as an error.
+    pub fn init() -> Self {
+        START.call_once(|| {
+            logging::install();
+            // SAFETY: may be called again after a host program has; it sets up time and tables.
+            unsafe { sys::llama_backend_init() };
+            load_libraries();
+        });
+        Self { _started: () }
+    }
+
+    /// The devices of this machine and build, in ggml's order.
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.all().iter().map(Device::info).collect()
+    }
+
+    /// The device with this ggml name, in any case and with or without a colon (`cpu`, `CUDA0`, `cuda:0`, `rpc1`), or
+    /// with this index in [`Backend::devices`].
+    pub fn device(&self, spec: &str) -> Result<Device, LlamaError> {
+        let all = self.all();
+        device::find(&all, spec).cloned().ok_or_else(|| LlamaError::UnknownDevice {
+            spec: spec.to_owned(),
+            known: all.iter().map(Device::name).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The first GPU of this machine, else a remote or integrated one, else the CPU.
+    pub fn best_device(&self) -> Device {
+        let all = self.all();
+        let rank = |d: &Device| match d.kind() {
+            DeviceKind::Gpu => 0,
+            DeviceKind::Rpc => 1,
+            DeviceKind::IntegratedGpu => 2,
+            DeviceKind::Cpu => 3,
+            DeviceKind::Accelerator => 4,
+        };
+        all.iter().min_by_key(|&d| rank(d)).cloned().expect("every build of ggml has a CPU device")
+    }
+
+    /// Registers the devices of the RPC server at `host:port`, once, and gives them.
+    ///
+    /// Errors: the build has no RPC backend, or nothing answers there. ggml has no error path for a server that is
+    /// lost later: the process ends with its message in the log.
+    pub fn add_rpc(&self, endpoint: &str) -> Result<Vec<Device>, LlamaError> {
+        let rpc = |reason: String| LlamaError::Rpc { endpoint: endpoint.to_owned(), reason };
+        check_endpoint(endpoint).map_err(&rpc)?;
+        let text = CString::new(endpoint).map_err(|_| LlamaError::Nul { what: "the RPC endpoint" })?;
+        let mut n_devices = 0;
+        {
+            let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            logging::clear_errors();
+            // SAFETY: the endpoint is a C string, the count outlives the call, and REGISTRY keeps other threads out.
+            guard::call(|message, size| unsafe {
+                guard::eldr_guard_rpc_add(text.as_ptr(), &raw mut n_devices, message, size)
+            })
+            .map_err(|e| if e.is_no_backend() { LlamaError::NoRpc } else { rpc(e.to_string()) })?;
+        }
+        if n_devices == 0 {
+            return Err(rpc(format!("the server offers no device: {}", logging::take_reason())));
+        }
+        Ok(self.all().into_iter().filter(|d| d.kind() == DeviceKind::Rpc && d.description() == endpoint).collect())
+    }
+
+    /// Serves `device` to other processes over RPC with `n_threads` CPU threads, until the process ends.
+    ///
+    /// Returns only with an error. There is no authentication: bind to loopback or a trusted network.
+    pub fn serve_rpc(&self, endpoint: &str, device: &Device, n_threads: u32) -> Result<(), LlamaError> {
+        let text = CString::new(endpoint).map_err(|_| LlamaError::Nul { what: "the RPC endpoint" })?;
+        let rpc = |reason: String| LlamaError::Rpc { endpoint: endpoint.to_owned(), reason };
+        parse_endpoint(endpoint).map_err(&rpc)?;
+        // SAFETY: the endpoint is a C string and the device is registered for as long as the process lives.
+        guard::call(|message, size| unsafe {
+            guard::eldr_guard_rpc_serve(text.as_ptr(), n_threads as usize, device.raw(), message, size)
+        })
+        .map_err(|e| if e.is_no_backend() { LlamaError::NoRpc } else { rpc(e.to_string()) })?;
+        Err(rpc("the server stopped: is the port free?".to_owned()))
+    }
+
+    /// The version of llama.cpp and of ggml in this build.
+    pub fn version(&self) -> String {
+        // SAFETY: no precondition.
+        let llama = unsafe { sys::llama_version() };
+        // SAFETY: llama.cpp returns a static C string.
+        let llama = unsafe { guard::text(llama) };
+        // SAFETY: no precondition.
+        let ggml = unsafe { sys::ggml_version() };
+        // SAFETY: ggml returns a static C string.
+        let ggml = unsafe { guard::text(ggml) };
+        format!("llama.cpp {llama}, ggml {ggml}")
+    }
+
+    /// The instruction sets and features each backend was built with, as llama.cpp prints them.
+    pub fn system_info(&self) -> String {
+        let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: writes a static buffer, and REGISTRY keeps other threads of ours out.
+        let text = unsafe { sys::llama_print_system_info() };
+        // SAFETY: a C string in that buffer, copied under the same lock.
+        let text = unsafe { guard::text(text) };
+        text.trim().trim_end_matches('|').trim().to_owned()
+    }
+
+    fn all(&self) -> Vec<Device> {
+        let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        device::all(self)
+    }
+}
+
+#[cfg(feature = "dynamic-backends")]
+fn load_libraries() {
+    if let Some(folder) = sys::BACKENDS_DIR.and_then(|dir| CString::new(dir).ok()) {
+        // SAFETY: the folder is a C string; ggml skips what is not there.
+        unsafe { sys::ggml_backend_load_all_from_path(folder.as_ptr()) };
+    }
+    // SAFETY: looks beside the program and in the working folder; already loaded backends are skipped.
+    unsafe { sys::ggml_backend_load_all() };
+}
+
+#[cfg(not(feature = "dynamic-backends"))]
+fn load_libraries() {}
+
+fn parse_endpoint(endpoint: &str) -> Result<(), String> {
+    match endpoint.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(()),
+        _ => Err("an endpoint is HOST:PORT, such as 127.0.0.1:50052".to_owned()),
+    }
+}
+
+// ggml aborts the process when it cannot connect, so the first connection is ours.
+fn check_endpoint(endpoint: &str) -> Result<(), String> {
+    parse_endpoint(endpoint)?;
+    let addresses = endpoint.to_socket_addrs().map_err(|e| format!("cannot resolve the host: {e}"))?;
+    let mut last = "the host has no address".to_owned();
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, RPC_CONNECT) {
+            Ok(_) => return Ok(()),
+            Err(e) => last = format!("no server answers: {e}"),
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_build_has_a_cpu_found_by_name_and_index() {
+        let backend = Backend::init();
+        let cpu = backend.device("cpu").expect("a CPU device");
+        assert_eq!(cpu.kind(), DeviceKind::Cpu);
+        assert_eq!(backend.device("CPU").expect("in any case"), cpu);
+        assert_eq!(backend.device(&cpu.index().to_string()).expect("by index"), cpu);
+        assert!(backend.devices()[cpu.index()].total_bytes > 0);
+    }
+
+    #[test]
+    fn an_unknown_device_is_answered_with_the_known_ones() {
+        let error = Backend::init().device("cuda:99").expect_err("no such device").to_string();
+        assert!(error.contains("\"cuda:99\"") && error.contains("CPU"), "{error}");
+    }
+
+    #[test]
+    fn a_malformed_or_silent_endpoint_is_an_error_and_not_an_abort() {
+        let backend = Backend::init();
+        for endpoint in ["localhost", ":1", "127.0.0.1:0", "127.0.0.1:port"] {
+            assert!(matches!(backend.add_rpc(endpoint), Err(LlamaError::Rpc { .. })), "{endpoint}");
+        }
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let free = listener.local_addr().expect("its address");
+        drop(listener);
+        assert!(matches!(backend.add_rpc(&free.to_string()), Err(LlamaError::Rpc { .. })));
+    }
+
+    #[test]
+    fn the_version_is_the_pinned_one() {
+        assert_eq!(Backend::init().version(), "llama.cpp 0.6.0-dev, ggml 0.26.0");
+    }
+}

@@ -1,0 +1,186 @@
+//! A ggml device: what it is called, what it is, how much memory it has.
+//!
+//! Never chooses one; [`Backend`] and its callers do.
+
+use std::{fmt, sync::Arc};
+
+use llama_cpp_sys_2 as sys;
+
+use super::{backend::Backend, guard};
+
+/// What a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// The host's processors and memory.
+    Cpu,
+    /// A GPU with its own memory.
+    Gpu,
+    /// A GPU that shares the host's memory.
+    IntegratedGpu,
+    /// A device of another process, over RPC.
+    Rpc,
+    /// A helper of the CPU, such as BLAS.
+    Accelerator,
+}
+
+/// What a device reports about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Position in [`Backend::devices`].
+    pub index: usize,
+    /// ggml's name, such as `CUDA0`.
+    pub name: String,
+    /// The product's name, or an RPC endpoint.
+    pub description: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Free memory, in bytes; the CPU reports all of it.
+    pub free_bytes: u64,
+    /// Memory, in bytes.
+    pub total_bytes: u64,
+}
+
+/// A device a model can be loaded on.
+#[derive(Clone)]
+pub struct Device {
+    raw: sys::ggml_backend_dev_t,
+    index: usize,
+    kind: DeviceKind,
+    name: Arc<str>,
+    description: Arc<str>,
+    _backend: Backend,
+}
+
+// SAFETY: ggml keeps a registered device, unchanged, for as long as the process lives.
+unsafe impl Send for Device {}
+// SAFETY: as above; its functions only read.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// ggml's name, such as `CUDA0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The product's name, or an RPC endpoint.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Position in [`Backend::devices`].
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// What it reports now, its free memory included.
+    pub fn info(&self) -> DeviceInfo {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the device is registered for as long as the process lives, and both places outlive the call.
+        unsafe { sys::ggml_backend_dev_memory(self.raw, &raw mut free, &raw mut total) };
+        DeviceInfo {
+            index: self.index,
+            name: self.name.to_string(),
+            description: self.description.to_string(),
+            kind: self.kind,
+            free_bytes: free as u64,
+            total_bytes: total as u64,
+        }
+    }
+
+    pub(super) fn raw(&self) -> sys::ggml_backend_dev_t {
+        self.raw
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({}, {:?})", self.name, self.kind)
+    }
+}
+
+/// All registered devices. The caller keeps registrations out.
+pub(super) fn all(backend: &Backend) -> Vec<Device> {
+    // SAFETY: reads the registry.
+    let n = unsafe { sys::ggml_backend_dev_count() };
+    (0..n).map(|index| open(backend, index)).collect()
+}
+
+fn open(backend: &Backend, index: usize) -> Device {
+    // SAFETY: the index is below the device count.
+    let raw = unsafe { sys::ggml_backend_dev_get(index) };
+    // SAFETY: the device is registered.
+    let name = unsafe { sys::ggml_backend_dev_name(raw) };
+    // SAFETY: a C string the device owns.
+    let name = unsafe { guard::text(name) };
+    // SAFETY: the device is registered.
+    let description = unsafe { sys::ggml_backend_dev_description(raw) };
+    // SAFETY: a C string the device owns.
+    let description = unsafe { guard::text(description) };
+    Device {
+        raw,
+        index,
+        kind: kind(raw),
+        name: name.into(),
+        description: description.into(),
+        _backend: backend.clone(),
+    }
+}
+
+fn kind(raw: sys::ggml_backend_dev_t) -> DeviceKind {
+    // SAFETY: the device is registered.
+    let type_ = unsafe { sys::ggml_backend_dev_type(raw) };
+    match type_ {
+        sys::GGML_BACKEND_DEVICE_TYPE_CPU => DeviceKind::Cpu,
+        sys::GGML_BACKEND_DEVICE_TYPE_GPU if is_rpc(raw) => DeviceKind::Rpc,
+        sys::GGML_BACKEND_DEVICE_TYPE_GPU => DeviceKind::Gpu,
+        sys::GGML_BACKEND_DEVICE_TYPE_IGPU => DeviceKind::IntegratedGpu,
+        _ => DeviceKind::Accelerator,
+    }
+}
+
+fn is_rpc(raw: sys::ggml_backend_dev_t) -> bool {
+    // SAFETY: the device is registered.
+    let reg = unsafe { sys::ggml_backend_dev_backend_reg(raw) };
+    // SAFETY: a registered device has a registry.
+    let name = unsafe { sys::ggml_backend_reg_name(reg) };
+    // SAFETY: a C string the registry owns.
+    unsafe { guard::text(name) }.starts_with("RPC")
+}
+
+/// The device with this name (any case, colon or not) or index.
+pub(super) fn find<'a>(all: &'a [Device], spec: &str) -> Option<&'a Device> {
+    let wanted = normal(spec);
+    all.iter()
+        .find(|d| normal(&d.name) == wanted)
+        .or_else(|| spec.trim().parse::<usize>().ok().and_then(|index| all.get(index)))
+}
+
+fn normal(name: &str) -> String {
+    name.trim().chars().filter(|&c| c != ':').map(|c| c.to_ascii_lowercase()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_compare_without_case_and_colon() {
+        assert_eq!(normal("cuda:0"), normal("CUDA0"));
+        assert_eq!(normal(" rpc1 "), "rpc1");
+        assert_ne!(normal("cuda1"), normal("cuda0"));
+    }
+}

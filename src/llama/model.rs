@@ -1,0 +1,289 @@
+//! A loaded model: its weights on a device, and what is known about them.
+//!
+//! Never computes; a [`Context`](super::Context) does.
+
+use std::{
+    ffi::CString,
+    fmt,
+    path::{Path, PathBuf},
+    ptr::{self, NonNull},
+    sync::{Arc, Mutex},
+};
+
+use llama_cpp_sys_2 as sys;
+
+use crate::types::MoeShape;
+
+use super::{
+    backend::Backend,
+    context::KvType,
+    device::{Device, DeviceKind},
+    error::LlamaError,
+    facts::{self, KvWidth, ModelFacts},
+    gguf::{self, Header},
+    guard, logging,
+};
+
+/// Which layers keep their experts in host memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CpuMoe {
+    /// None: experts are where their layer is.
+    #[default]
+    None,
+    /// All layers (`--cpu-moe`).
+    All,
+    /// The first so many layers (`--n-cpu-moe`).
+    First(u32),
+}
+
+/// How a model is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelParams {
+    /// The device; `None` takes [`Backend::best_device`].
+    pub device: Option<Device>,
+    /// Layers on the device, counted from the last; `None` puts all there. Ignored on the CPU.
+    pub n_gpu_layers: Option<u32>,
+    /// Layers whose experts stay in host memory. Nothing changes on the CPU.
+    pub cpu_moe: CpuMoe,
+    /// Map the file instead of reading it: processes share its pages.
+    pub use_mmap: bool,
+    /// Let ggml repack weights or use AMX. Off, because some virtual machines report AMX and fault on it.
+    pub extra_bufts: bool,
+}
+
+impl Default for ModelParams {
+    fn default() -> Self {
+        Self { device: None, n_gpu_layers: None, cpu_moe: CpuMoe::None, use_mmap: true, extra_bufts: false }
+    }
+}
+
+/// A model in memory. Cloning shares it; the last clone frees it.
+#[derive(Clone)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: NonNull<sys::llama_model>,
+    vocab: NonNull<sys::llama_vocab>,
+    /// Held while a context is created, the one call that takes the model mutably.
+    creating: Mutex<()>,
+    path: PathBuf,
+    device: Device,
+    header: Header,
+    facts: ModelFacts,
+    kv_width: KvWidth,
+    /// llama.cpp keeps pointers into it.
+    _overrides: Overrides,
+}
+
+// SAFETY: after loading, llama.cpp only reads a model; the one exception, context creation, holds `creating`.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: every context owns a clone of the model, so none is left.
+        unsafe { sys::llama_model_free(self.raw.as_ptr()) };
+    }
+}
+
+impl Model {
+    /// Loads the GGUF file at `path`, and the other parts of a split model beside it.
+    ///
+    /// The file is checked before llama.cpp sees it: it exists, is GGUF, is whole and names an architecture. Errors say
+    /// which of these is wrong, or quote llama.cpp's reason.
+    pub fn load(backend: &Backend, path: impl AsRef<Path>, params: &ModelParams) -> Result<Self, LlamaError> {
+        let path = path.as_ref();
+        let header = Header::read(path)?;
+        let device = params.device.clone().unwrap_or_else(|| backend.best_device());
+        let overrides = Overrides::new(params.cpu_moe);
+        let raw = load(path, params, &device, &overrides)?;
+        // SAFETY: the model is loaded.
+        let vocab = unsafe { sys::llama_model_get_vocab(raw.as_ptr()) };
+        let vocab = NonNull::new(vocab.cast_mut()).expect("a loaded model has a vocabulary");
+        let facts = read_facts(raw, vocab, &header);
+        let kv_width = facts::kv_width(&header, facts.n_layer);
+        let inner = Inner {
+            raw,
+            vocab,
+            creating: Mutex::new(()),
+            path: path.to_owned(),
+            device,
+            header,
+            facts,
+            kv_width,
+            _overrides: overrides,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Size, shape and identity.
+    pub fn facts(&self) -> &ModelFacts {
+        &self.inner.facts
+    }
+
+    /// Layers, experts and picks; `None` for a dense model.
+    pub fn moe_shape(&self) -> Option<&MoeShape> {
+        self.inner.facts.moe.as_ref()
+    }
+
+    /// Equal for models that compute the same: see [`ModelFacts::fingerprint`].
+    pub fn fingerprint(&self) -> &str {
+        &self.inner.facts.fingerprint
+    }
+
+    /// The file it was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// The device it was loaded on.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The GGUF metadata, by key; arrays by kind and length only.
+    pub fn metadata(&self) -> Vec<(String, String)> {
+        self.inner.header.values.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
+    }
+
+    /// Bytes of keys and values a token keeps, an upper bound for sliding windows and recurrent layers.
+    pub fn kv_bytes_per_token(&self, type_k: KvType, type_v: KvType) -> u64 {
+        let width = self.inner.kv_width;
+        type_k.bytes(width.keys) + type_v.bytes(width.values)
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        &self.inner.header
+    }
+
+    pub(super) fn vocab(&self) -> *const sys::llama_vocab {
+        self.inner.vocab.as_ptr()
+    }
+
+    /// Creates a context. `Ok(None)` when llama.cpp refused.
+    pub(super) fn create_context(
+        &self,
+        params: &sys::llama_context_params,
+    ) -> Result<Option<NonNull<sys::llama_context>>, guard::Caught> {
+        let _lock = self.inner.creating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut out = ptr::null_mut();
+        // SAFETY: the model is loaded, `creating` is held, and what the parameters point to is the caller's.
+        guard::call(|message, size| unsafe {
+            guard::eldr_guard_context_init(self.inner.raw.as_ptr(), params, &raw mut out, message, size)
+        })?;
+        Ok(NonNull::new(out))
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Model({}, {}, {:?})", self.inner.path.display(), self.inner.facts.desc, self.inner.device)
+    }
+}
+
+/// Places for tensors that do not go where their layer goes, and the patterns that name them.
+struct Overrides {
+    entries: Vec<sys::llama_model_tensor_buft_override>,
+    _patterns: Vec<CString>,
+}
+
+const EXPERTS: &str = r"ffn_(up|down|gate|gate_up)_(ch|)exps";
+
+impl Overrides {
+    fn new(cpu_moe: CpuMoe) -> Self {
+        let patterns: Vec<String> = match cpu_moe {
+            CpuMoe::None => Vec::new(),
+            CpuMoe::All => vec![format!(r"\.{EXPERTS}")],
+            CpuMoe::First(n) => (0..n).map(|layer| format!(r"blk\.{layer}\.{EXPERTS}")).collect(),
+        };
+        let patterns: Vec<CString> =
+            patterns.into_iter().map(|p| CString::new(p).expect("a pattern without NUL")).collect();
+        // SAFETY: no precondition; a static of ggml.
+        let cpu = unsafe { sys::ggml_backend_cpu_buffer_type() };
+        let mut entries: Vec<_> = patterns
+            .iter()
+            .map(|pattern| sys::llama_model_tensor_buft_override { pattern: pattern.as_ptr(), buft: cpu })
+            .collect();
+        if !entries.is_empty() {
+            entries.push(sys::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() });
+        }
+        Self { entries, _patterns: patterns }
+    }
+
+    fn as_ptr(&self) -> *const sys::llama_model_tensor_buft_override {
+        if self.entries.is_empty() { ptr::null() } else { self.entries.as_ptr() }
+    }
+}
+
+fn load(
+    path: &Path,
+    params: &ModelParams,
+    device: &Device,
+    overrides: &Overrides,
+) -> Result<NonNull<sys::llama_model>, LlamaError> {
+    let c_path = gguf::c_path(path)?;
+    let on_cpu = device.kind() == DeviceKind::Cpu;
+    // An empty list means the CPU; a null pointer would mean every device there is.
+    let mut devices = if on_cpu { vec![ptr::null_mut()] } else { vec![device.raw(), ptr::null_mut()] };
+    // SAFETY: no precondition.
+    let mut raw_params = unsafe { sys::llama_model_default_params() };
+    raw_params.devices = devices.as_mut_ptr();
+    raw_params.n_gpu_layers = match params.n_gpu_layers {
+        _ if on_cpu => 0,
+        None => -1,
+        Some(n) => i32::try_from(n).unwrap_or(i32::MAX),
+    };
+    raw_params.load_mode = if params.use_mmap { sys::LLAMA_LOAD_MODE_MMAP } else { sys::LLAMA_LOAD_MODE_NONE };
+    raw_params.use_extra_bufts = params.extra_bufts;
+    raw_params.tensor_buft_overrides = overrides.as_ptr();
+    let failed = |reason: String| LlamaError::Load { path: path.to_owned(), reason };
+    let mut out = ptr::null_mut();
+    logging::clear_errors();
+    // SAFETY: the path is a C string; devices live for the call and the overrides as long as the model.
+    guard::call(|message, size| unsafe {
+        guard::eldr_guard_model_load(c_path.as_ptr(), &raw const raw_params, &raw mut out, message, size)
+    })
+    .map_err(|e| failed(e.to_string()))?;
+    NonNull::new(out).ok_or_else(|| failed(logging::take_reason()))
+}
+
+fn read_facts(raw: NonNull<sys::llama_model>, vocab: NonNull<sys::llama_vocab>, header: &Header) -> ModelFacts {
+    let model = raw.as_ptr();
+    let count = |n: i32| u32::try_from(n).unwrap_or(0);
+    // SAFETY: the model is loaded.
+    let n_layer = count(unsafe { sys::llama_model_n_layer(model) });
+    let moe = facts::moe_shape(header, n_layer);
+    let mut desc = [0; 256];
+    // SAFETY: llama.cpp writes at most the given size, terminated.
+    unsafe { sys::llama_model_desc(model, desc.as_mut_ptr(), desc.len()) };
+    ModelFacts {
+        arch: header.text("general.architecture").to_owned(),
+        // SAFETY: written just above.
+        desc: unsafe { guard::text(desc.as_ptr()) },
+        n_layer,
+        // SAFETY: the model is loaded.
+        n_embd: count(unsafe { sys::llama_model_n_embd(model) }),
+        // SAFETY: the model is loaded.
+        n_head_kv: count(unsafe { sys::llama_model_n_head_kv(model) }),
+        // SAFETY: the model is loaded.
+        n_ctx_train: count(unsafe { sys::llama_model_n_ctx_train(model) }),
+        // SAFETY: the vocabulary is the model's.
+        n_vocab: count(unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) }),
+        // SAFETY: the model is loaded.
+        n_params: unsafe { sys::llama_model_n_params(model) },
+        // SAFETY: the model is loaded.
+        size_bytes: unsafe { sys::llama_model_size(model) },
+        // SAFETY: the model is loaded.
+        n_swa: count(unsafe { sys::llama_model_n_swa(model) }),
+        // SAFETY: the model is loaded.
+        recurrent: unsafe { sys::llama_model_is_recurrent(model) },
+        // SAFETY: the model is loaded.
+        hybrid: unsafe { sys::llama_model_is_hybrid(model) },
+        experts: moe.as_ref().map(|shape| facts::expert_bytes(header, shape)),
+        moe,
+        fingerprint: header.digest.clone(),
+    }
+}

@@ -1,0 +1,279 @@
+//! A context's sequences: how far they reach, dropping and copying them, and their state as bytes.
+//!
+//! Never leaves a sequence half taken: what llama.cpp did not restore whole is emptied again and refused.
+
+use super::{context::Context, error::LlamaError, guard, logging};
+
+use llama_cpp_sys_2 as sys;
+
+impl Context {
+    /// The first position kept of a sequence; above 0 only in sliding windows and recurrent models. `None` when empty.
+    pub fn seq_pos_min(&self, seq: u32) -> Result<Option<u32>, LlamaError> {
+        let seq = self.check_seq(seq)?;
+        // SAFETY: the sequence is below the context's limit.
+        Ok(u32::try_from(unsafe { sys::llama_memory_seq_pos_min(self.memory(), seq) }).ok())
+    }
+
+    /// The last position of a sequence. `None` when empty.
+    pub fn seq_pos_max(&self, seq: u32) -> Result<Option<u32>, LlamaError> {
+        let seq = self.check_seq(seq)?;
+        // SAFETY: the sequence is below the context's limit.
+        Ok(u32::try_from(unsafe { sys::llama_memory_seq_pos_max(self.memory(), seq) }).ok())
+    }
+
+    /// Drops a sequence's tokens from position `from` on. Errors: the model cannot drop part of a sequence (recurrent
+    /// layers, or a sliding window that has moved on): empty it and run the prompt again.
+    pub fn seq_truncate(&mut self, seq: u32, from: u32) -> Result<(), LlamaError> {
+        let id = self.check_seq(seq)?;
+        if self.seq_pos_max(seq)?.is_none_or(|last| last < from) {
+            return Ok(());
+        }
+        let reason = "this model cannot drop part of it: empty it and run the prompt again".to_owned();
+        if self.remove(id, i32::try_from(from).unwrap_or(i32::MAX), seq)? {
+            return Ok(());
+        }
+        Err(LlamaError::Sequence { seq, reason })
+    }
+
+    /// Empties a sequence.
+    pub fn clear_seq(&mut self, seq: u32) -> Result<(), LlamaError> {
+        let id = self.check_seq(seq)?;
+        if self.remove(id, -1, seq)? {
+            return Ok(());
+        }
+        Err(LlamaError::Sequence { seq, reason: "llama.cpp did not empty it".to_owned() })
+    }
+
+    /// Copies a whole sequence over another one, unchanged to the bit. With one stream for all it costs nothing;
+    /// otherwise the state goes through host memory.
+    pub fn seq_cp(&mut self, from: u32, to: u32) -> Result<(), LlamaError> {
+        let (src, dst) = (self.check_seq(from)?, self.check_seq(to)?);
+        if src == dst {
+            return Ok(());
+        }
+        self.clear_seq(to)?;
+        let Some(last) = self.seq_pos_max(from)? else { return Ok(()) };
+        if self.params().kv_unified {
+            // SAFETY: the context is open and both sequences are in its only stream.
+            return guard::call(|message, size| unsafe {
+                guard::eldr_guard_seq_share(self.raw(), src, dst, message, size)
+            })
+            .map_err(|e| LlamaError::Sequence { seq: from, reason: e.to_string() });
+        }
+        let state = self.state_get(from)?;
+        self.state_set(to, &state, last + 1)
+    }
+
+    /// A sequence's keys and values, in llama.cpp's own format.
+    pub fn state_get(&self, seq: u32) -> Result<Vec<u8>, LlamaError> {
+        let id = self.check_seq(seq)?;
+        let failed = |reason: String| LlamaError::StateGet { seq, reason };
+        let mut need = 0;
+        logging::clear_errors();
+        // SAFETY: the context is open and the sequence below its limit.
+        guard::call(|message, size| unsafe {
+            guard::eldr_guard_state_size(self.raw(), id, &raw mut need, message, size)
+        })
+        .map_err(|e| failed(e.to_string()))?;
+        let mut state = Vec::new();
+        state.try_reserve_exact(need).map_err(|_| failed(format!("no memory for {need} bytes")))?;
+        state.resize(need, 0u8);
+        let mut written = 0;
+        // SAFETY: as above; the buffer holds `need` bytes.
+        guard::call(|message, size| unsafe {
+            guard::eldr_guard_state_get(self.raw(), state.as_mut_ptr(), need, id, &raw mut written, message, size)
+        })
+        .map_err(|e| failed(e.to_string()))?;
+        if written == need && need > 0 {
+            return Ok(state);
+        }
+        Err(failed(format!("{written} of {need} bytes came: {}", logging::take_reason())))
+    }
+
+    /// Replaces a sequence by a state of `n_tokens` tokens that [`Context::state_get`] gave, here or in a context with
+    /// the same [`Context::fingerprint`]. Every byte must be taken and every position be there; otherwise the sequence
+    /// is empty and the error says why.
+    pub fn state_set(&mut self, seq: u32, state: &[u8], n_tokens: u32) -> Result<(), LlamaError> {
+        let id = self.check_seq(seq)?;
+        self.clear_seq(seq)?;
+        let mut taken = 0;
+        logging::clear_errors();
+        // SAFETY: the context is open, the sequence below its limit, and the length is the slice's.
+        let set = guard::call(|message, size| unsafe {
+            guard::eldr_guard_state_set(self.raw(), state.as_ptr(), state.len(), id, &raw mut taken, message, size)
+        });
+        let problem = match set {
+            Err(e) => e.to_string(),
+            Ok(()) if taken == 0 => logging::take_reason(),
+            Ok(()) if taken != state.len() => format!("{taken} of {} bytes were taken", state.len()),
+            Ok(()) => match self.missing(seq, n_tokens)? {
+                None => return Ok(()),
+                Some(problem) => problem,
+            },
+        };
+        self.clear_seq(seq)?;
+        Err(LlamaError::StateSet { name: self.params().name.clone(), n_tokens, reason: problem })
+    }
+
+    /// What is wrong with the positions of a sequence that should hold `n_tokens` tokens.
+    fn missing(&self, seq: u32, n_tokens: u32) -> Result<Option<String>, LlamaError> {
+        let facts = self.model().facts();
+        let (first, last) = (self.seq_pos_min(seq)?, self.seq_pos_max(seq)?);
+        // A sliding window keeps at least its own width; a recurrent state keeps the last position only.
+        let latest_first = match facts.n_swa {
+            _ if facts.recurrent || facts.hybrid => n_tokens.saturating_sub(1),
+            0 => 0,
+            window => n_tokens.saturating_sub(window),
+        };
+        let whole = last.map(|p| p + 1) == Some(n_tokens) && first.is_some_and(|p| p <= latest_first);
+        Ok((!whole).then(|| match (first, last) {
+            (Some(first), Some(last)) => format!("positions {first} to {last} arrived"),
+            _ => "no position arrived".to_owned(),
+        }))
+    }
+
+    /// Name and value of everything that must be equal for two contexts to exchange sequences, in a fixed order.
+    pub fn fingerprint(&self) -> Vec<(&'static str, String)> {
+        let params = self.params();
+        let streams = if params.kv_unified { 1 } else { params.n_slots };
+        let swa = match (self.model().facts().n_swa, params.swa_full) {
+            (0, _) => "none",
+            (_, true) => "full",
+            (_, false) => "window",
+        };
+        let flash_attn = if params.flash_attn { "on" } else { "off" };
+        vec![
+            ("model", self.model().fingerprint().to_owned()),
+            ("KV streams", streams.to_string()),
+            ("key type", params.type_k.to_string()),
+            ("value type", params.type_v.to_string()),
+            ("flash attention", flash_attn.to_owned()),
+            ("sliding window cache", swa.to_owned()),
+        ]
+    }
+
+    fn remove(&mut self, id: i32, from: i32, seq: u32) -> Result<bool, LlamaError> {
+        let mut removed = false;
+        // SAFETY: the context is open and the sequence below its limit.
+        guard::call(|message, size| unsafe {
+            guard::eldr_guard_seq_rm(self.raw(), id, from, -1, &raw mut removed, message, size)
+        })
+        .map_err(|e| LlamaError::Sequence { seq, reason: e.to_string() })?;
+        Ok(removed)
+    }
+
+    fn memory(&self) -> sys::llama_memory_t {
+        // SAFETY: the context is open, and it was checked to have a memory when it was made.
+        unsafe { sys::llama_get_memory(self.raw()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llama::{
+        ContextParams, KvType,
+        testing::{batch, bits, context, prefill, prompt},
+    };
+
+    fn next(context: &mut Context, seq: u32, position: u32) -> Vec<u32> {
+        context.decode(&batch(&[77], position, seq, false)).expect("a step");
+        bits(context.logits(0))
+    }
+
+    #[test]
+    fn a_moved_sequence_goes_on_bit_for_bit() {
+        let tokens = prompt(90);
+        let params = ContextParams { n_slots: 3, ..ContextParams::default() };
+        let mut here = context(&params);
+        let mut there = context(&params);
+        prefill(&mut here, &tokens, 1);
+        let state = here.state_get(1).expect("a state");
+        there.state_set(2, &state, 90).expect("taken");
+        assert_eq!(there.seq_pos_min(2), Ok(Some(0)));
+        assert_eq!(there.seq_pos_max(2), Ok(Some(89)));
+        here.seq_cp(1, 0).expect("copied");
+        let stayed = next(&mut here, 1, 90);
+        assert_eq!(next(&mut there, 2, 90), stayed);
+        assert_eq!(next(&mut here, 0, 90), stayed);
+    }
+
+    #[test]
+    fn a_state_that_does_not_fit_is_refused_and_the_sequence_is_empty() {
+        let tokens = prompt(50);
+        let base = ContextParams { n_slots: 2, ..ContextParams::default() };
+        let mut here = context(&base);
+        prefill(&mut here, &tokens, 0);
+        let state = here.state_get(0).expect("a state");
+        for (setting, params) in [
+            ("KV streams", ContextParams { n_slots: 3, ..base.clone() }),
+            ("KV streams", ContextParams { kv_unified: true, ..base.clone() }),
+            ("key type", ContextParams { type_k: KvType::F32, ..base.clone() }),
+            ("flash attention", ContextParams { flash_attn: true, ..base.clone() }),
+        ] {
+            let mut there = context(&params);
+            prefill(&mut there, &tokens[..7], 1);
+            let error = there.state_set(1, &state, 50).expect_err(setting);
+            assert!(matches!(error, LlamaError::StateSet { n_tokens: 50, .. }), "{error}");
+            assert_eq!(there.seq_pos_max(1), Ok(None), "{setting}: nothing may be left");
+            let differs: Vec<_> = here
+                .fingerprint()
+                .into_iter()
+                .zip(there.fingerprint())
+                .filter(|(a, b)| a != b)
+                .map(|(a, _)| a.0)
+                .collect();
+            assert_eq!(differs, [setting]);
+        }
+    }
+
+    #[test]
+    fn damaged_states_and_wrong_lengths_are_refused() {
+        let mut context = context(&ContextParams { n_slots: 2, ..ContextParams::default() });
+        prefill(&mut context, &prompt(30), 0);
+        let state = context.state_get(0).expect("a state");
+        for cut in [0, 1, 3, 8, 12, 40, state.len() / 2, state.len() - 1] {
+            assert!(context.state_set(1, &state[..cut], 30).is_err(), "cut at {cut}");
+            assert_eq!(context.seq_pos_max(1), Ok(None), "cut at {cut}");
+        }
+        let longer = [state.as_slice(), &[0]].concat();
+        assert!(context.state_set(1, &longer, 30).is_err());
+        let error = context.state_set(1, &state, 31).expect_err("30 tokens are not 31");
+        assert!(error.to_string().contains("positions 0 to 29 arrived"), "{error}");
+        assert_eq!(context.seq_pos_max(1), Ok(None));
+        context.state_set(1, &state, 30).expect("the whole state still fits");
+    }
+
+    #[test]
+    fn an_empty_sequence_moves_as_an_empty_one() {
+        let mut context = context(&ContextParams { n_slots: 2, ..ContextParams::default() });
+        prefill(&mut context, &prompt(10), 1);
+        context.seq_cp(0, 1).expect("copied");
+        assert_eq!(context.seq_pos_max(1), Ok(None));
+        assert!(context.seq_cp(0, 2).is_err());
+    }
+
+    #[test]
+    fn truncating_is_forgetting() {
+        let tokens = prompt(64);
+        let mut context = context(&ContextParams { n_slots: 2, ..ContextParams::default() });
+        prefill(&mut context, &tokens, 0);
+        context.seq_truncate(0, 64).expect("nothing to drop");
+        context.seq_truncate(0, 40).expect("24 tokens dropped");
+        assert_eq!(context.seq_pos_max(0), Ok(Some(39)));
+        prefill(&mut context, &tokens[..40], 1);
+        assert_eq!(next(&mut context, 0, 40), next(&mut context, 1, 40));
+    }
+
+    #[test]
+    fn a_shared_sequence_in_one_stream_is_a_copy() {
+        let params = ContextParams { n_slots: 2, kv_unified: true, ..ContextParams::default() };
+        let mut context = context(&params);
+        prefill(&mut context, &prompt(33), 0);
+        context.seq_cp(0, 1).expect("shared");
+        assert_eq!(context.seq_pos_max(1), Ok(Some(32)));
+        let stayed = next(&mut context, 0, 33);
+        context.clear_seq(0).expect("emptied");
+        assert_eq!(next(&mut context, 1, 33), stayed);
+    }
+}
