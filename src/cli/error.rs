@@ -1,6 +1,6 @@
 use std::{fmt, io};
 
-use eldr::engine::EngineError;
+use eldr::engine::{CalibrationFileError, EngineError, LlamaError};
 use serde_json::{Value, json};
 
 /// Whose fault a failure is; it decides the exit code.
@@ -66,7 +66,25 @@ impl Kind {
 
 impl From<EngineError> for CliError {
     fn from(error: EngineError) -> Self {
-        if error.is_usage() { Self::input(error) } else { Self::failed(error) }
+        if is_input(&error) { Self::input(error) } else { Self::failed(error) }
+    }
+}
+
+/// Whether other input would have worked.
+fn is_input(error: &EngineError) -> bool {
+    match error {
+        EngineError::Request(_) | EngineError::Config(_) | EngineError::Calibration(_) => true,
+        EngineError::CalibrationFile(error) => !matches!(error, CalibrationFileError::Write { .. }),
+        EngineError::Llama(error) => !matches!(
+            error,
+            LlamaError::BatchFull { .. }
+                | LlamaError::OutOfRange { .. }
+                | LlamaError::StateGet { .. }
+                | LlamaError::StateSet { .. }
+                | LlamaError::Sequence { .. }
+                | LlamaError::Context { .. }
+        ),
+        _ => false,
     }
 }
 

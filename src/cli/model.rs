@@ -14,22 +14,22 @@ use super::{args::ModelArgs, error::CliError, output::note};
 /// The model shipped with the project, from the project's root.
 const SHIPPED: &str = "examples/data/tiny-moe-64x4.gguf";
 
-impl ModelArgs {
-    /// The model asked for, or the shipped one, which is said on standard error.
-    pub fn path(&self) -> Result<PathBuf, CliError> {
-        if let Some(path) = &self.model {
-            return Ok(path.clone());
-        }
-        let path = shipped().ok_or_else(|| {
-            CliError::usage(format!("no model given with -m, and the shipped one ({SHIPPED}) was not found"))
-        })?;
-        note(&format!("no -m given: using the shipped test model {}", path.display()));
-        Ok(path)
+/// The model asked for, or the shipped one, which is said on standard error.
+pub fn shipped_or(model: Option<&PathBuf>) -> Result<PathBuf, CliError> {
+    if let Some(path) = model {
+        return Ok(path.clone());
     }
+    let path = shipped().ok_or_else(|| {
+        CliError::usage(format!("no model given with -m, and the shipped one ({SHIPPED}) was not found"))
+    })?;
+    note(&format!("no -m given: using the shipped test model {}", path.display()));
+    Ok(path)
+}
 
+impl ModelArgs {
     /// Makes remote devices known, then loads the model on the devices of the workers in `config`.
     pub fn load(&self, config: &EngineConfig) -> Result<(PathBuf, LoadedModel), CliError> {
-        let path = self.path()?;
+        let path = shipped_or(self.model.as_ref())?;
         self.add_rpc()?;
         let loaded = LoadedModel::load(&path, config)?;
         Ok((path, loaded))
