@@ -11,9 +11,7 @@ use clap::Args;
 use eldr::{
     bench::workload,
     calibrate::{CalibrationParams, CalibrationReport, fit},
-    engine::{
-        EngineConfig, EngineError, LoadedModel, RecordPrompt, Tokenizer, WorkerList, record, write_calibration,
-    },
+    engine::{EngineConfig, EngineError, LoadedModel, RecordPrompt, WorkerList, record, write_calibration},
 };
 use serde_json::json;
 
@@ -30,7 +28,7 @@ pub struct CalibrateArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-    /// JSON lines of {"id", "domain"?, "prompt", "max_tokens"?}
+    /// JSON lines with an id, a prompt and perhaps a domain and most tokens
     #[arg(long, value_name = "FILE")]
     prompts: PathBuf,
     /// Decode workers to calibrate for
@@ -39,7 +37,7 @@ pub struct CalibrateArgs {
     /// Calibration file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Tokens to generate for each prompt at most; the prompt's max_tokens counts if it is less
+    /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
     /// Use the first N prompts only

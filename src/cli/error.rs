@@ -12,8 +12,8 @@ pub enum Kind {
     Input,
     /// What was asked for is sound, but did not work: exit code 1.
     Failed,
-    /// The user stopped it: exit code 1.
-    Interrupted,
+    /// The JSON document already says what failed, or how far it came: exit code 1.
+    Told,
     /// Nobody reads the output any more: exit code 0, and silence.
     Closed,
 }
@@ -38,10 +38,15 @@ impl CliError {
         Self { kind: Kind::Failed, message: message.to_string() }
     }
 
+    /// A failure whose document was printed already.
+    pub fn already_told(message: impl fmt::Display) -> Self {
+        Self { kind: Kind::Told, message: message.to_string() }
+    }
+
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             Kind::Usage | Kind::Input => 2,
-            Kind::Failed | Kind::Interrupted => 1,
+            Kind::Failed | Kind::Told => 1,
             Kind::Closed => 0,
         }
     }
@@ -58,7 +63,7 @@ impl Kind {
             Self::Usage => "usage",
             Self::Input => "input",
             Self::Failed => "failed",
-            Self::Interrupted => "interrupted",
+            Self::Told => "told",
             Self::Closed => "closed",
         }
     }

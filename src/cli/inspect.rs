@@ -40,8 +40,7 @@ pub struct InspectArgs {
 
 impl InspectArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
-        let mut config =
-            EngineConfig { decode: WorkerList::best(1), n_slots: 1, ..EngineConfig::default() };
+        let mut config = EngineConfig { decode: WorkerList::best(1), n_slots: 1, ..EngineConfig::default() };
         self.model.configure(&mut config);
         let (path, loaded) = self.model.load(&config)?;
         let calibration = self.calibration.as_deref().map(|path| calibration(path, &loaded)).transpose()?;
@@ -71,7 +70,10 @@ impl InspectArgs {
         let mut document = model_json(path, loaded);
         document.insert("calibration".to_owned(), calibration.map_or(Value::Null, calibration_json));
         if self.metadata {
-            document.insert("metadata".to_owned(), metadata.into_iter().collect::<std::collections::BTreeMap<_, _>>().into_iter().collect());
+            document.insert(
+                "metadata".to_owned(),
+                metadata.into_iter().collect::<std::collections::BTreeMap<_, _>>().into_iter().collect(),
+            );
         }
         output.json(&document)
     }
@@ -161,19 +163,19 @@ fn similarity_line(calibration: &Calibration, signature: Option<&Signature>) -> 
 fn model_rows(path: &Path, loaded: &LoadedModel) -> Vec<Vec<String>> {
     let facts = loaded.facts();
     let mut rows = vec![
-        row("model", path.display()),
-        row("architecture", &facts.arch),
-        row("description", &facts.desc),
-        row("parameters", facts.n_params),
+        row("model", path.display().to_string()),
+        row("architecture", facts.arch.as_str()),
+        row("description", facts.desc.as_str()),
+        row("parameters", facts.n_params.to_string()),
         row("tensor bytes", show(facts.size_bytes)),
-        row("layers", facts.n_layer),
-        row("embedding", facts.n_embd),
-        row("vocabulary", facts.n_vocab),
-        row("trained context", facts.n_ctx_train),
+        row("layers", facts.n_layer.to_string()),
+        row("embedding", facts.n_embd.to_string()),
+        row("vocabulary", facts.n_vocab.to_string()),
+        row("trained context", facts.n_ctx_train.to_string()),
         row("KV bytes a token", format!("{} (f16)", loaded.kv_bytes_per_token(KvFormat::F16))),
     ];
     if facts.n_swa > 0 {
-        rows.push(row("sliding window", facts.n_swa));
+        rows.push(row("sliding window", facts.n_swa.to_string()));
     }
     if facts.recurrent || facts.hybrid {
         rows.push(row("recurrent state", if facts.hybrid { "in some layers" } else { "in all layers" }));
@@ -189,7 +191,7 @@ fn model_rows(path: &Path, loaded: &LoadedModel) -> Vec<Vec<String>> {
         rows.push(row("expert bytes", format!("{} each, {} in all", show(experts.expert), show(experts.all_experts))));
         rows.push(row("other bytes", show(experts.dense)));
     }
-    rows.push(row("fingerprint", &facts.fingerprint));
+    rows.push(row("fingerprint", facts.fingerprint.as_str()));
     rows
 }
 
@@ -234,10 +236,10 @@ fn calibration_rows(calibration: &Calibration) -> Vec<Vec<String>> {
         row("calibration", format!("for {} decode workers", calibration.n_workers())),
         row("layers kept", ranges(&mask(calibration))),
         row("rho", format!("{:.4}", calibration.rho)),
-        row("tau", calibration.tau),
+        row("tau", calibration.tau.to_string()),
         row("cost", format!("{:.4}", calibration.cost)),
         row("made from", format!("{} requests of {} tokens", calibration.n_requests, calibration.n_tokens)),
-        row("seed", calibration.seed),
+        row("seed", calibration.seed.to_string()),
     ]
 }
 
@@ -256,8 +258,8 @@ fn calibration_json(calibration: &Calibration) -> Value {
     })
 }
 
-fn row(name: &str, value: impl ToString) -> Vec<String> {
-    vec![name.to_owned(), value.to_string()]
+fn row(name: &str, value: impl Into<String>) -> Vec<String> {
+    vec![name.to_owned(), value.into()]
 }
 
 /// Ascending numbers, runs of them as `first-last`.

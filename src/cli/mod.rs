@@ -3,14 +3,12 @@
 //! Never runs a model itself; each verb calls the engine, the calibration or the bench and shows what came back.
 //!
 //! With `--json` a verb prints exactly one JSON document on standard output: its result, or
-//! `{"error": {"message", "kind"}}`. The kinds are `usage` and `input` (exit code 2), `failed` and `interrupted` (exit
-//! code 1). Without it, errors are one sentence on standard error.
+//! `{"error": {"message", "kind"}}`. The kinds are `usage` and `input` (exit code 2), `failed` (exit code 1). Without it, errors are one sentence on standard error.
 
 mod args;
 mod calibrate;
 mod doctor;
 mod error;
-mod inflate;
 mod inspect;
 mod model;
 mod output;
@@ -65,8 +63,6 @@ enum Verb {
     Calibrate(calibrate::CalibrateArgs),
     /// Show what a model or a calibration is, and which experts a prompt picks
     Inspect(inspect::InspectArgs),
-    /// Write a model with larger experts and the same outputs
-    Inflate(inflate::InflateArgs),
     /// Look for what would keep a model from running well
     Doctor(doctor::DoctorArgs),
     /// Print a completion script
@@ -111,8 +107,8 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
 
 /// The arguments over the settings; nothing if they only asked for help or the version, which is printed.
 fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
-    let command = settings::apply(Cli::command(), args, |name| env::var_os(name))?;
-    let parsed = command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let settled = settings::apply(command(), args, |name| env::var_os(name))?;
+    let parsed = settled.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
     let error = match parsed {
         Ok(cli) => return Ok(Some(cli)),
         Err(error) => error,
@@ -127,18 +123,23 @@ fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
         }
         _ => {
             let verb = args.get(1).and_then(|arg| arg.to_str()).filter(|arg| !arg.starts_with('-'));
-            let known = verb.filter(|verb| Cli::command().find_subcommand(verb).is_some());
+            let known = verb.filter(|verb| command().find_subcommand(verb).is_some());
             let help = known.map_or("eldr --help".to_owned(), |verb| format!("eldr {verb} --help"));
             Err(CliError::usage(format!("{}; see `{help}`", settings::sentence(&error))))
         }
     }
 }
 
+/// The program's options, before any setting.
+fn command() -> clap::Command {
+    Cli::command()
+}
+
 fn report(error: &CliError, wants_json: bool) {
     if error.kind == Kind::Closed {
         return;
     }
-    if wants_json {
+    if wants_json && error.kind != Kind::Told {
         // Nobody is left to tell when this fails.
         let _ = Output::new(true).json(&error.to_json());
     }
@@ -176,7 +177,6 @@ impl Verb {
             Self::Run(args) => args.json,
             Self::Calibrate(args) => args.json,
             Self::Inspect(args) => args.json,
-            Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
             Self::Completions { json, .. } => *json,
         }
@@ -188,7 +188,6 @@ impl Verb {
             Self::Run(args) => args.run(&mut output),
             Self::Calibrate(args) => args.run(&mut output),
             Self::Inspect(args) => args.run(&mut output),
-            Self::Inflate(args) => args.run(&mut output),
             Self::Doctor(args) => args.run(&mut output),
             Self::Completions { shell, .. } => completions(shell, &mut output),
         }
@@ -197,7 +196,7 @@ impl Verb {
 
 fn completions(shell: Shell, output: &mut Output) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "eldr", &mut script);
+    clap_complete::generate(shell, &mut command(), "eldr", &mut script);
     let script = String::from_utf8_lossy(&script);
     output.text(&script)?;
     output.json(&json!({ "shell": shell.to_string(), "script": script }))

@@ -51,7 +51,5 @@ pub fn shipped() -> Option<PathBuf> {
     let program = env::current_exe().and_then(|path| path.canonicalize()).ok();
     let above = program.iter().flat_map(|path| path.ancestors().skip(1).take(4)).map(Path::to_owned);
     let roots = above.chain([PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from(".")]);
-    roots
-        .flat_map(|root| [root.join(SHIPPED), root.join("share/eldr").join(SHIPPED)])
-        .find(|path| path.is_file())
+    roots.flat_map(|root| [root.join(SHIPPED), root.join("share/eldr").join(SHIPPED)]).find(|path| path.is_file())
 }

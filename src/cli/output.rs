@@ -20,10 +20,6 @@ impl Output {
         Self { out: Box::new(io::stdout()), json }
     }
 
-    pub fn is_json(&self) -> bool {
-        self.json
-    }
-
     /// Prints text as it is and does not wait for the line's end.
     pub fn text(&mut self, text: &str) -> Result<(), CliError> {
         if !self.json {
@@ -62,8 +58,9 @@ pub fn complain(line: &str) {
 /// The table `rows`, columns aligned, two spaces between them.
 pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let n = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..n).map(|i| rows.iter().filter_map(|row| row.get(i)).map(|c| c.chars().count()).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..n)
+        .map(|i| rows.iter().filter_map(|row| row.get(i)).map(|c| c.chars().count()).max().unwrap_or(0))
+        .collect();
     let line = |row: &Vec<String>| {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         cells.join("  ").trim_end().to_owned()

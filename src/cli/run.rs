@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs},
-    error::{CliError, Kind},
+    error::CliError,
     output::Output,
 };
 
@@ -46,7 +46,7 @@ pub struct RunArgs {
     /// Seconds the answer may take
     #[arg(long, value_name = "SECONDS")]
     deadline: Option<f64>,
-    /// Routing policy: locality_band with a calibration, else least_loaded
+    /// Routing policy; without it by locality if there is a calibration, else by load
     #[arg(long, value_name = "NAME")]
     policy: Option<PolicyKind>,
     #[command(flatten)]
@@ -139,8 +139,8 @@ impl RunArgs {
         output.json(&self.document(&path, &engine, &answer, loaded_after))?;
         match answer.reason {
             FinishReason::Cancelled => {
-                let message = format!("interrupted after {} tokens", answer.usage.completion_tokens);
-                Err(CliError { kind: Kind::Interrupted, message })
+                let n = answer.usage.completion_tokens;
+                Err(CliError::already_told(format!("interrupted after {n} tokens")))
             }
             _ => Ok(()),
         }
@@ -168,7 +168,8 @@ impl RunArgs {
             (None, Some(path)) => read_calibration(path).map_err(eldr::engine::EngineError::from)?.n_workers(),
             _ => 1,
         };
-        let n_workers = u32::try_from(n_workers).map_err(|_| CliError::input("the calibration has too many workers"))?;
+        let n_workers =
+            u32::try_from(n_workers).map_err(|_| CliError::input("the calibration has too many workers"))?;
         let mut config = EngineConfig { decode: WorkerList::best(n_workers), n_slots: 1, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);
@@ -256,19 +257,18 @@ impl Answer {
     /// Time per output token after the first.
     fn tpot(&self) -> Option<Duration> {
         let n = u32::try_from(self.tokens.len()).ok()?.checked_sub(1).filter(|&n| n > 0)?;
-        Some((self.last - self.first?) / n)
+        Some(self.last.saturating_sub(self.first?) / n)
     }
 
     fn summary(&self) -> String {
         let Usage { prompt_tokens, completion_tokens } = self.usage;
-        let mut text = format!("{prompt_tokens} prompt tokens, {completion_tokens} generated");
-        if let Some(first) = self.first {
-            text += &format!(", first after {:.1} ms", milliseconds(first));
-        }
-        if let Some(tpot) = self.tpot() {
-            text += &format!(", then {:.2} ms a token", milliseconds(tpot));
-        }
-        text
+        let first = self.first.map(|first| format!(", first after {:.1} ms", milliseconds(first)));
+        let rest = self.tpot().map(|tpot| format!(", then {:.2} ms a token", milliseconds(tpot)));
+        format!(
+            "{prompt_tokens} prompt tokens, {completion_tokens} generated{}{}",
+            first.unwrap_or_default(),
+            rest.unwrap_or_default()
+        )
     }
 }
 

@@ -32,11 +32,7 @@ fn setting_name(arg: &Arg) -> Option<&str> {
 }
 
 /// `command` with the settings of the file that `args` or the environment name, and of the environment, as defaults.
-pub fn apply(
-    command: Command,
-    args: &[OsString],
-    env: impl Fn(&str) -> Option<OsString>,
-) -> Result<Command, CliError> {
+pub fn apply(command: Command, args: &[OsString], env: impl Fn(&str) -> Option<OsString>) -> Result<Command, CliError> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty());
     let command = match config_path(args).or_else(|| env(&env_name("config")).map(PathBuf::from)) {
         Some(path) => apply_file(command, &path)?,
@@ -68,9 +64,10 @@ struct Found {
 
 fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError> {
     let shown = path.display();
-    let text =
-        fs::read_to_string(path).map_err(|error| CliError::usage(format!("cannot read the configuration {shown}: {error}")))?;
-    let place = |span: Range<usize>| format!("{shown}, line {}", 1 + text[..span.start.min(text.len())].matches('\n').count());
+    let text = fs::read_to_string(path)
+        .map_err(|error| CliError::usage(format!("cannot read the configuration {shown}: {error}")))?;
+    let place =
+        |span: Range<usize>| format!("{shown}, line {}", 1 + text[..span.start.min(text.len())].matches('\n').count());
     let table = DeTable::parse(&text).map_err(|error| {
         let place = error.span().map_or_else(|| shown.to_string(), place);
         CliError::usage(format!("{place}: {}", error.message()))
