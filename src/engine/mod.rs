@@ -7,6 +7,8 @@ mod config;
 mod error;
 mod handle;
 #[cfg(feature = "llama")]
+mod inflate;
+#[cfg(feature = "llama")]
 mod llama_runner;
 #[cfg(feature = "llama")]
 mod model;
@@ -27,6 +29,8 @@ pub use calibration_file::{CalibrationFileError, read_calibration, write_calibra
 pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker};
+#[cfg(feature = "llama")]
+pub use inflate::{InflateError, InflateReport, InflateTarget, inflate};
 #[cfg(feature = "llama")]
 pub use llama_runner::{LlamaRunner, TapUse};
 #[cfg(feature = "llama")]

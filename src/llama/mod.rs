@@ -16,6 +16,7 @@ mod device;
 mod error;
 mod facts;
 mod gguf;
+pub mod gguf_file;
 mod guard;
 mod logging;
 mod model;

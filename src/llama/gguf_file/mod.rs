@@ -1,0 +1,57 @@
+//! What a GGUF file holds and how one is written, through llama.cpp's own `gguf_*` functions (ggml/include/gguf.h).
+//!
+//! Never loads a model, and never holds the data of more than the tensor it is working on.
+
+mod read;
+mod value;
+mod write;
+
+use std::{io, path::PathBuf};
+
+pub use read::{GgufFile, TensorInfo};
+pub use value::{Array, TensorType, Value};
+pub use write::{GgufWriter, Sink};
+
+/// Why a GGUF file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GgufError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The file does not start as a GGUF file does, or its metadata or tensor table is damaged or cut.
+    #[error("{} is not a readable GGUF file: {reason}", path.display())]
+    NotGguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The file ends before its tensor data does.
+    #[error("{} is truncated: it has {n_bytes} bytes and its tensors need {need}; copy or download it again", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes the file has.
+        n_bytes: u64,
+        /// Bytes its tensor table asks for.
+        need: u64,
+    },
+    /// A key, value or tensor that the format cannot hold.
+    #[error("cannot write a GGUF file with {0}")]
+    Unwritable(String),
+}
+
+impl GgufError {
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}
