@@ -238,7 +238,7 @@ impl Answer {
                     answer.text.push_str(&text);
                     output.text(&text)?;
                 }
-                StreamEvent::Routed(decision) => answer.decision = Some(*decision),
+                StreamEvent::Routed { decision, .. } => answer.decision = Some(*decision),
                 StreamEvent::End { reason, usage, text } => {
                     answer.text.push_str(&text);
                     output.line(&text)?;
