@@ -21,6 +21,7 @@ fn config(decode: u32) -> EngineConfig {
         n_slots: 6,
         n_ctx_slot: 1024,
         chunk: 128,
+        exact: true,
         ..EngineConfig::default()
     }
 }
