@@ -28,9 +28,9 @@ pub struct CalibrationParams {
     pub tau: f32,
     /// Searches of the clustering, at least 1.
     pub n_restarts: u32,
-    /// Assignment steps a search takes at most.
+    /// Assignment steps a search takes at most, at least 1.
     pub max_iterations: u32,
-    /// Layers in the mask at most.
+    /// Layers in the mask at most, at least 1.
     pub max_layers: Option<usize>,
 }
 
