@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     print!("{prompt}");
     while let Some(event) = stream.next() {
         match event {
-            StreamEvent::Routed(decision) => worker = decision.worker.to_string(),
+            StreamEvent::Routed { decision, .. } => worker = decision.worker.to_string(),
             StreamEvent::Token { text, .. } => print!("{text}"),
             StreamEvent::End { text, usage, .. } => {
                 println!("{text}\n[{} tokens, decode worker {worker}]", usage.completion_tokens)
