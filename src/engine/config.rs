@@ -24,6 +24,11 @@ impl WorkerList {
         Self(vec![WorkerSpec { n, device: None }])
     }
 
+    /// The first worker alone.
+    pub fn first(&self) -> Self {
+        Self(self.0.iter().take(1).map(|spec| WorkerSpec { n: 1, device: spec.device.clone() }).collect())
+    }
+
     /// Workers in all.
     pub fn n_workers(&self) -> usize {
         self.0.iter().map(|spec| spec.n as usize).sum()

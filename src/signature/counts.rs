@@ -74,9 +74,9 @@ impl ExpertCounts {
     /// Token conservation: each row sums to tokens * k. Holds for every prompt prefilled by a healthy tap.
     pub fn conserves(&self, n_expert_used: u32) -> bool {
         let want = u64::from(self.n_tokens) * u64::from(n_expert_used);
-        self.layers.iter().all(|&layer| {
-            self.row(layer).is_some_and(|row| row.iter().map(|&n| u64::from(n)).sum::<u64>() == want)
-        })
+        self.layers
+            .iter()
+            .all(|&layer| self.row(layer).is_some_and(|row| row.iter().map(|&n| u64::from(n)).sum::<u64>() == want))
     }
 }
 

@@ -27,10 +27,7 @@ impl MoeShape {
     /// llama.cpp computes the model's last layer only for rows whose logits were asked for (one token of a prompt),
     /// so it never belongs to a signature.
     pub fn usable(&self) -> Vec<u32> {
-        (0..self.layers.len())
-            .filter(|&row| self.layers[row] + 1 != self.n_layer)
-            .map(|row| row as u32)
-            .collect()
+        (0..self.layers.len()).filter(|&row| self.layers[row] + 1 != self.n_layer).map(|row| row as u32).collect()
     }
 }
 
