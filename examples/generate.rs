@@ -10,7 +10,8 @@ use std::{
 };
 
 use eldr::{
-    engine::{Engine, EngineConfig, StreamEvent, WorkerList},
+    Engine, EngineConfig, StreamEvent,
+    engine::WorkerList,
     types::{Request, SamplingParams},
 };
 
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             StreamEvent::Routed { decision, .. } => worker = decision.worker.to_string(),
             StreamEvent::Token { text, .. } => print!("{text}"),
             StreamEvent::End { text, usage, .. } => {
-                println!("{text}\n[{} tokens, decode worker {worker}]", usage.completion_tokens)
+                println!("{text}\n[{} tokens, decode worker {worker}]", usage.completion_tokens);
             }
             StreamEvent::Failed(why) => return Err(why.into()),
         }
