@@ -25,6 +25,7 @@ impl WorkerList {
     }
 
     /// The first worker alone.
+    #[must_use]
     pub fn first(&self) -> Self {
         Self(self.0.iter().take(1).map(|spec| WorkerSpec { n: 1, device: spec.device.clone() }).collect())
     }
@@ -127,6 +128,7 @@ pub enum KvFormat {
 
 /// How a model is served. The default is one prefill and two decode workers on the best device.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of their own, each independent")]
 pub struct EngineConfig {
     /// Prefill workers.
     pub prefill: WorkerList,
