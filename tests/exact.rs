@@ -78,12 +78,15 @@ fn outputs_do_not_depend_on_policy_workers_threads_or_batch_mates() {
     for temperature in [0.0, 0.8] {
         let alone = one_by_one(temperature);
         assert!(alone.iter().all(|tokens| tokens.len() >= 10));
-        for (prefill, decode, n_slots, n_threads) in [(1, 1, 8, 1), (1, 3, 4, 1), (2, 2, 5, 2)] {
-            for policy in [PolicyKind::RoundRobin, PolicyKind::Random, PolicyKind::LeastLoaded] {
-                let config = EngineConfig { policy, ..config(prefill, decode, n_slots, n_threads) };
-                let got = outputs(&config, temperature);
-                assert_eq!(got, alone, "{policy} over {decode} workers of {n_slots} slots, {n_threads} threads");
-            }
+        for (policy, prefill, decode, n_slots, n_threads) in [
+            (PolicyKind::RoundRobin, 1, 1, 8, 1),
+            (PolicyKind::Random, 1, 3, 4, 1),
+            (PolicyKind::LeastLoaded, 2, 2, 5, 1),
+            (PolicyKind::PowerOfTwo, 1, 2, 6, 2),
+        ] {
+            let config = EngineConfig { policy, ..config(prefill, decode, n_slots, n_threads) };
+            let got = outputs(&config, temperature);
+            assert_eq!(got, alone, "{policy} over {decode} workers of {n_slots} slots, {n_threads} threads");
         }
     }
 }
