@@ -12,6 +12,10 @@ mod guard {
 
     const SOURCE: &str = "vendor/guard/guard.cpp";
     const HEADER: &str = "vendor/guard/guard.h";
+    /// The types of llama.cpp that the header names; llama-cpp-sys-2 has bound them already.
+    const TYPES: &str = "ggml_backend_dev_t, gguf_context, llama_batch, llama_chat_message, llama_context, \
+                         llama_context_params, llama_model, llama_model_params, llama_pos, llama_sampler, \
+                         llama_seq_id, llama_token, llama_token_data_array, llama_vocab";
 
     pub fn build() {
         println!("cargo::rerun-if-changed={SOURCE}");
@@ -30,7 +34,7 @@ mod guard {
             .allowlist_type("eldr_guard_.*")
             .allowlist_var("ELDR_GUARD_(OK|NO_MEMORY|NO_BACKEND)")
             .allowlist_recursively(false)
-            .raw_line("use llama_cpp_sys_2::*;")
+            .raw_line(format!("use llama_cpp_sys_2::{{{TYPES}}};"))
             .generate_comments(false)
             .layout_tests(false)
             .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))

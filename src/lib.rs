@@ -1,12 +1,61 @@
-//! Serve mixture-of-experts GGUF models faster: several llama.cpp workers, each request sent to the one whose batch
-//! already uses the same experts.
+//! Serve mixture-of-experts GGUF models faster with llama.cpp: several decode workers, each request sent to the one
+//! whose batch already uses the same experts.
+//!
+//! A decode step reads the weights of every distinct expert that any sequence of its batch picks, so sequences that
+//! pick alike are cheaper together. Which experts a request will pick shows in its prompt, before a decode worker has
+//! to be chosen for it.
+//!
+//! The life of a request:
+//!
+//! 1. submit: [`Engine::submit`] checks it and gives a [`TokenStream`], or says why not.
+//! 2. tokenise: [`Engine::tokenize`] turns text into the prompt's tokens.
+//! 3. prefill queue: the [`Dispatcher`](schedule::Dispatcher) gives it to the prefill worker with the least to do.
+//! 4. prefill with tap: the prompt runs chunk by chunk while the tap counts the experts it picks
+//!    ([`signature::ExpertCounts`]).
+//! 5. signature and route: a [`Calibration`] turns the counts into a unit vector ([`signature::Signature`]); a
+//!    [`RoutePolicy`] chooses the decode worker and says why ([`Decision`]).
+//! 6. hand-off: keys and values go to that worker, and every position is verified there.
+//! 7. decode loop: the worker draws a token of each of its sequences a step.
+//! 8. stream out: the client reads tokens and text, blocking or async.
+//!
+//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`calibrate`], [`route`],
+//! [`schedule`] and [`metrics`] decide, and never touch a clock, a thread or a file; [`llama`] is llama.cpp as safe
+//! types; [`engine`] runs threads over both; [`bench`] measures. Without the feature `llama` everything but `llama`
+//! and the loading of models is there, over any [`ModelRunner`](schedule::ModelRunner).
+//!
+//! ```no_run
+//! use eldr::{Engine, EngineConfig, types::{Request, SamplingParams}};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[cfg(feature = "llama")] {
+//! let config = EngineConfig { decode: "2@cuda:0,2@cuda:1".parse()?, ..EngineConfig::default() };
+//! let engine = Engine::open("model.gguf".as_ref(), &config)?;
+//! let request = Request {
+//!     prompt: engine.tokenize("Once upon a time")?,
+//!     max_tokens: 64,
+//!     sampling: SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() },
+//!     domain: None,
+//!     deadline: None,
+//! };
+//! println!("{}", engine.submit(request)?.collect()?.text);
+//! # }
+//! # Ok(())
+//! # }
+//! ```
 
+#[cfg(feature = "cli")]
+pub mod bench;
 pub mod calibrate;
 pub mod engine;
 #[cfg(feature = "llama")]
 pub mod llama;
+pub mod metrics;
 pub mod rng;
 pub mod route;
 pub mod schedule;
 pub mod signature;
 pub mod types;
+
+pub use calibrate::Calibration;
+pub use engine::{Engine, EngineConfig, EngineError, StreamEvent, TokenStream};
+pub use route::{Decision, PolicyKind, RoutePolicy};

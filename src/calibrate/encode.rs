@@ -19,8 +19,8 @@ pub const FORMAT_VERSION: &str = "1";
 
 /// The bytes of a calibration file: safetensors, so that other languages can read it.
 ///
-/// Tensors `idf` f32 [L, E], `layers` u32 [N*], `centroids` f32 [K, N* times E] and, where there is one, `load_model`
-/// f32; everything else is in the metadata, as strings. Equal calibrations have equal bytes.
+/// Tensors `idf` f32 `[L, E]`, `layers` u32 `[N*]`, `centroids` f32 `[K, N* times E]` and, where there is one,
+/// `load_model` f32; everything else is in the metadata, as strings. Equal calibrations have equal bytes.
 pub fn encode(calibration: &Calibration) -> Vec<u8> {
     let c = calibration;
     // Sorted by name, where the safetensors crate writes metadata in the order of a hash map.
@@ -213,4 +213,164 @@ fn check_unit(centroids: &Array2<f32>) -> Result<(), FormatError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::calibrate::planted;
+
+    fn words_of(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    /// A file with the header's text changed by `edit`.
+    fn with_header(bytes: &[u8], edit: impl Fn(&str) -> String) -> Vec<u8> {
+        let n = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+        let header = edit(std::str::from_utf8(&bytes[8..8 + n]).expect("text")).into_bytes();
+        [(header.len() as u64).to_le_bytes().as_slice(), &header, &bytes[8 + n..]].concat()
+    }
+
+    fn refused(bytes: &[u8]) -> String {
+        decode(bytes).expect_err("a bad file").to_string()
+    }
+
+    fn with_entry(name: &str, from: &str, to: &str) -> String {
+        let bytes = encode(&planted::calibration());
+        let (from, to) = (format!("\"{name}\":\"{from}\""), format!("\"{name}\":\"{to}\""));
+        refused(&with_header(&bytes, |header| {
+            assert!(header.contains(&from), "{header}");
+            header.replace(&from, &to)
+        }))
+    }
+
+    fn with(change: impl Fn(&mut Calibration)) -> String {
+        let mut calibration = planted::calibration();
+        change(&mut calibration);
+        refused(&encode(&calibration))
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded_to_the_bit() {
+        let mut calibration = planted::calibration();
+        calibration.rho = 0.1 + 0.2;
+        calibration.cost = 1.0 / 3.0;
+        calibration.tau = 0.1;
+        calibration.seed = u64::MAX;
+        calibration.fingerprint = "qwen3moe \"q\" \u{e9}".into();
+        for load_model in [None, Some(vec![0.5, -1.0, 3.25])] {
+            calibration.load_model = load_model;
+            let bytes = encode(&calibration);
+            assert_eq!(decode(&bytes).as_ref(), Ok(&calibration));
+            assert_eq!(bytes, encode(&calibration));
+        }
+    }
+
+    #[test]
+    fn the_file_is_safetensors_by_the_book() {
+        let bytes = encode(&planted::calibration());
+        let n = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+        assert!(n.is_multiple_of(8) && bytes[8..].starts_with(b"{\"__metadata__\":{\"cost\":\"1.5\","));
+        let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let mut names = tensors.names();
+        names.sort_unstable();
+        assert_eq!(names, ["centroids", "idf", "layers"]);
+        assert_eq!(tensors.tensor("idf").expect("idf").shape(), [4, 4]);
+        assert_eq!(tensors.tensor("layers").expect("layers").dtype(), Dtype::U32);
+        assert_eq!(&tensors.tensor("centroids").expect("centroids").data()[..8], words_of(&[0.6, 0.0]));
+    }
+
+    #[test]
+    fn other_and_damaged_files_are_refused_in_words() {
+        let bytes = encode(&planted::calibration());
+        for cut in [0, 7, 8, 100, bytes.len() - 1] {
+            let error = refused(&bytes[..cut]);
+            assert!(error.contains("not a whole safetensors file"), "cut at {cut}: {error}");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(refused(&longer).contains("not a whole safetensors file"));
+        assert!(refused(b"GGUF\x03\0\0\0 and so on").contains("not a whole safetensors file"));
+        let foreign = with_header(&bytes, |header| header.replace("eldr_calibration", "other_tool_file_"));
+        assert!(refused(&foreign).contains("not a calibration"), "{}", refused(&foreign));
+    }
+
+    #[test]
+    fn metadata_out_of_range_is_refused_by_name() {
+        let version = with_entry("eldr_calibration", "1", "2");
+        assert!(version.contains("version 2") && version.contains("version 1"), "{version}");
+        for (name, from, to) in [
+            ("tau", "0.1", "2.5"),
+            ("tau", "0.1", "-0.1"),
+            ("tau", "0.1", "NaN"),
+            ("rho", "0.625", "1.5"),
+            ("cost", "1.5", "inf"),
+            ("seed", "1", "-1"),
+            ("n_tokens", "1234", "many"),
+            ("n_layer", "5", "0"),
+            ("n_expert_used", "2", "5"),
+            ("moe_layers", "1,2,3,4", "1,3,2,4"),
+            ("moe_layers", "1,2,3,4", "1,2,3,9"),
+            ("moe_layers", "1,2,3,4", ""),
+        ] {
+            let error = with_entry(name, from, to);
+            assert!(error.contains(&format!("`{name}` is `{to}`")), "{error}");
+        }
+        let without = with_header(&encode(&planted::calibration()), |h| h.replace("\"seed\"", "\"sead\""));
+        assert!(refused(&without).contains("no `seed`"));
+    }
+
+    #[test]
+    fn tensors_of_another_shape_are_refused_by_name() {
+        let error = with(|c| c.idf = Array2::zeros((3, 4)));
+        assert!(error.contains("`idf` is F32 [3, 4], but it must be F32 [4, 4]"), "{error}");
+        let error = with(|c| c.centroids = Array2::zeros((2, 7)));
+        assert!(error.contains("`centroids` is F32 [2, 7]") && error.contains("[K, 8]"), "{error}");
+        let error = with(|c| c.centroids = Array2::zeros((0, 8)));
+        assert!(error.contains("`centroids` is F32 [0, 8]"), "{error}");
+        let error = with(|c| c.layers = vec![]);
+        assert!(error.contains("`layers` is U32 [0]"), "{error}");
+        let bytes = encode(&planted::calibration());
+        let floats = with_header(&bytes, |header| header.replace("U32", "F32"));
+        assert!(refused(&floats).contains("`layers` is F32 [2]"));
+        let unnamed = with_header(&bytes, |header| header.replace("\"idf\"", "\"idg\""));
+        assert!(refused(&unnamed).contains("no tensor `idf`"));
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused_with_their_place() {
+        let error = with(|c| c.idf[[1, 2]] = f32::NAN);
+        assert!(error.contains("`idf` is NaN at (1, 2)"), "{error}");
+        let error = with(|c| c.idf[[0, 3]] = -1.0);
+        assert!(error.contains("`idf` is -1 at [0, 3]"), "{error}");
+        let error = with(|c| c.centroids[[1, 0]] = f32::INFINITY);
+        assert!(error.contains("`centroids` is inf at (1, 0)"), "{error}");
+        let error = with(|c| c.centroids[[0, 0]] = 0.7);
+        assert!(error.contains("`centroids` has length 1.06") && error.contains("row 0"), "{error}");
+        let error = with(|c| c.centroids.row_mut(1).fill(0.0));
+        assert!(error.contains("has length 0 in row 1"), "{error}");
+        let error = with(|c| c.load_model = Some(vec![f32::NAN]));
+        assert!(error.contains("`load_model` is NaN"), "{error}");
+        for layers in [vec![2, 0], vec![1, 1], vec![0, 4]] {
+            let error = with(|c| c.layers = layers.clone());
+            assert!(error.contains(&format!("`layers` is {layers:?}")), "{error}");
+        }
+        let error = with(|c| c.layers = vec![0, 3]);
+        assert!(error.contains("holds MoE layer 3, the model's last"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(place in 0usize..2000, byte: u8, cut in 0usize..2000) {
+            let mut bytes = encode(&planted::calibration());
+            let n = bytes.len();
+            bytes[place % n] = byte;
+            if let Ok(calibration) = decode(&bytes) {
+                prop_assert_eq!(decode(&encode(&calibration)), Ok(calibration));
+            }
+            bytes.truncate(cut);
+            let _ = decode(&bytes);
+        }
+    }
 }

@@ -28,9 +28,9 @@ pub struct CalibrationParams {
     pub tau: f32,
     /// Searches of the clustering, at least 1.
     pub n_restarts: u32,
-    /// Assignment steps a search takes at most.
+    /// Assignment steps a search takes at most, at least 1.
     pub max_iterations: u32,
-    /// Layers in the mask at most.
+    /// Layers in the mask at most, at least 1.
     pub max_layers: Option<usize>,
 }
 
@@ -201,7 +201,7 @@ fn prefill_decode_correlation(input: &CalibrationInput) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::{
-        calibrate::{encode, planted, planted::Planted},
+        calibrate::{encode, planted::Planted},
         signature::ExpertCounts,
         types::MoeShape,
     };
@@ -233,7 +233,9 @@ mod tests {
     #[test]
     fn the_one_informative_layer_is_the_mask() {
         for informative in 0..5 {
-            let input = Planted { informative: vec![informative], ..Planted::default() }.input();
+            // Enough noise that one layer does not tell domains apart perfectly; then the others only blur it.
+            let input =
+                Planted { informative: vec![informative], n_expert: 128, noise: 0.75, ..Planted::default() }.input();
             let (calibration, report) = ok(&input, 4);
             assert_eq!(report.layer_order[0], informative);
             assert_eq!(calibration.layers, [informative], "{:?}", report.rho_curve);
@@ -292,8 +294,7 @@ mod tests {
     #[test]
     fn a_request_that_weighs_nothing_is_left_out_of_the_clusters() {
         let planted = Planted::default();
-        let mut input = planted.input();
-        let shape = input.shape().clone();
+        let shape = planted.input().shape().clone();
         // Experts every request picks weigh nothing: give all the same one, and one request nothing else.
         let mut common = CalibrationInput::new(shape.clone(), "planted");
         for (i, (mut prefill, decode)) in planted.counts().into_iter().enumerate() {
@@ -306,8 +307,7 @@ mod tests {
             }
             common.push(format!("{i}"), None, &prefill, &decode);
         }
-        std::mem::swap(&mut input, &mut common);
-        let (_, report) = ok(&input, 4);
+        let (_, report) = ok(&common, 4);
         assert_eq!((report.n_without_signature, report.workers[7], report.purity), (1, None, None));
         assert_eq!(report.workers.iter().flatten().count(), 47);
     }
@@ -358,10 +358,5 @@ mod tests {
             two.push(format!("{i}"), None, prefill, decode);
         }
         assert!(error(&two, params(2)).contains("rho is undefined"));
-    }
-
-    #[test]
-    fn the_planted_calibration_is_what_the_tests_say() {
-        assert_eq!(planted::calibration().n_workers(), 2);
     }
 }

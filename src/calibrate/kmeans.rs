@@ -71,8 +71,7 @@ fn search(points: &Array2<f32>, params: &KmeansParams, rng: &mut Rng) -> Cluster
         update(points, &labels, &mut centroids);
     }
     in_order_of_first_points(&mut labels, &mut centroids);
-    let cost =
-        labels.iter().zip(points.rows()).map(|(&c, p)| 1.0 - f64::from(row_dot(p, centroids.row(c as usize)))).sum();
+    let cost = labels.iter().enumerate().map(|(p, &c)| distance(row(points, p), row(&centroids, c as usize))).sum();
     Clustering { centroids, labels, cost, n_iterations }
 }
 
@@ -100,9 +99,8 @@ fn first_centroids(points: &Array2<f32>, k: usize, rng: &mut Rng) -> Array2<f32>
         };
         drawn[point] = true;
         centroids.row_mut(c).assign(&points.row(point));
-        for (nearest, p) in nearest.iter_mut().zip(points.rows()) {
-            let distance = (1.0 - f64::from(row_dot(p, points.row(point)))).max(0.0);
-            *nearest = nearest.min(distance);
+        for (p, nearest) in nearest.iter_mut().enumerate() {
+            *nearest = distance(row(points, p), row(points, point)).max(0.0).min(*nearest);
         }
         nearest[point] = 0.0;
     }
@@ -112,18 +110,22 @@ fn first_centroids(points: &Array2<f32>, k: usize, rng: &mut Rng) -> Array2<f32>
 /// Cosine distances in units of 2^-32, N x K.
 fn distances(points: &Array2<f32>, centroids: &Array2<f32>) -> Array2<i64> {
     const UNIT: f64 = (1u64 << 32) as f64;
-    let k = centroids.nrows();
-    let mut all = Array2::zeros((points.nrows(), k));
-    all.axis_iter_mut(Axis(0)).into_par_iter().zip(points.axis_iter(Axis(0))).for_each(|(mut row, point)| {
-        for (cell, centroid) in row.iter_mut().zip(centroids.rows()) {
-            *cell = ((1.0 - f64::from(row_dot(point, centroid))) * UNIT).round() as i64;
-        }
-    });
-    all
+    let of_point = |p| {
+        let point = row(points, p);
+        (0..centroids.nrows()).map(move |c| (distance(point, row(centroids, c)) * UNIT).round() as i64)
+    };
+    let all = (0..points.nrows()).into_par_iter().flat_map_iter(of_point).collect();
+    Array2::from_shape_vec((points.nrows(), centroids.nrows()), all).expect("K distances a point")
 }
 
-fn row_dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f32 {
-    dot(a.to_slice().expect("rows are contiguous"), b.to_slice().expect("rows are contiguous"))
+fn row(matrix: &Array2<f32>, i: usize) -> &[f32] {
+    let n = matrix.ncols();
+    &matrix.as_slice().expect("rows without gaps")[i * n..][..n]
+}
+
+/// One less the cosine of a point and a centroid.
+fn distance(point: &[f32], centroid: &[f32]) -> f64 {
+    1.0 - f64::from(dot(point, centroid))
 }
 
 /// Moves each centroid to the mean direction of its points; one whose points cancel out stays.
@@ -185,7 +187,7 @@ mod tests {
         let clustering = balanced_kmeans(&around_axes(30, 5, 0.3, 1), &params(5));
         let want: Vec<u32> = (0..30).map(|i| i % 5).collect();
         assert_eq!(clustering.labels, want);
-        assert!(clustering.centroids.rows().into_iter().all(|c| (row_dot(c, c) - 1.0).abs() < 1e-5));
+        assert!((0..5).map(|c| row(&clustering.centroids, c)).all(|c| distance(c, c).abs() < 1e-5));
     }
 
     #[test]
@@ -213,7 +215,7 @@ mod tests {
             .labels
             .iter()
             .enumerate()
-            .map(|(p, &c)| 1.0 - f64::from(row_dot(points.row(p), centroids.row(c as usize))))
+            .map(|(p, &c)| distance(row(&points, p), row(&centroids, c as usize)))
             .sum();
         assert!((cost - clustering.cost).abs() < 1e-12);
     }

@@ -24,6 +24,11 @@ impl WorkerList {
         Self(vec![WorkerSpec { n, device: None }])
     }
 
+    /// The first worker alone.
+    pub fn first(&self) -> Self {
+        Self(self.0.iter().take(1).map(|spec| WorkerSpec { n: 1, device: spec.device.clone() }).collect())
+    }
+
     /// Workers in all.
     pub fn n_workers(&self) -> usize {
         self.0.iter().map(|spec| spec.n as usize).sum()
@@ -137,6 +142,9 @@ pub struct EngineConfig {
     pub n_threads: u32,
     /// Flash attention.
     pub flash_attention: FlashAttention,
+    /// Make a text independent of the worker, the policy and the batch, to the bit, on the CPU without flash
+    /// attention. A step of one sequence then reads the experts of a second token.
+    pub exact: bool,
     /// Type of keys and values.
     pub kv_format: KvFormat,
     /// Layers on the device; none is all of them.
@@ -175,6 +183,7 @@ impl Default for EngineConfig {
             chunk: 512,
             n_threads: 0,
             flash_attention: FlashAttention::Auto,
+            exact: false,
             kv_format: KvFormat::F16,
             n_gpu_layers: None,
             cpu_moe: false,
@@ -203,7 +212,8 @@ impl EngineConfig {
         };
         rule(self.prefill.n_workers() > 0, "there are zero prefill workers; ask for at least one");
         rule(self.decode.n_workers() > 0, "there are zero decode workers; ask for at least one");
-        rule((1..=256).contains(&self.n_slots), "slots must be between 1 and 256, llama.cpp's limit for a context");
+        let most = 256 - u32::from(self.exact);
+        rule((1..=most).contains(&self.n_slots), "slots must be 1 to 256, llama.cpp's limit (255 where exact)");
         rule(self.n_ctx_slot >= 2, "the context of a slot must be at least 2 tokens");
         rule(self.chunk > 0, "the prefill chunk must be at least 1 token");
         rule(self.tau.is_none_or(|tau| (0.0..=2.0).contains(&tau)), "tau must be between 0 and 2");

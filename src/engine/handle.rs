@@ -1,4 +1,8 @@
-use std::{sync::Arc, thread::JoinHandle, time::Duration};
+use std::{
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
 
 use crossbeam::channel::unbounded;
 use parking_lot::Mutex;
@@ -105,6 +109,11 @@ impl Engine {
     /// What the engine is doing. Never waits for a worker.
     pub fn stats(&self) -> EngineStats {
         self.0.shared.stats()
+    }
+
+    /// The moment the times of stream events are counted from.
+    pub fn started(&self) -> Instant {
+        self.0.shared.started()
     }
 
     /// The routing policy in use.

@@ -44,7 +44,7 @@ pub use shared::EngineStats;
 use shared::Shared;
 pub use stream::{Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, versions};
+pub use system::{Versions, add_rpc, devices, serve_rpc, versions};
 pub use threads::ThreadPlan;
 pub use tokenizer::Tokenizer;
 

@@ -86,7 +86,7 @@ impl LoadedModel {
 
     /// The experts a prompt picks, over all usable layers; none for a dense model.
     pub fn capture(&self, config: &EngineConfig, prompt: &[Token]) -> Result<Option<ExpertCounts>, EngineError> {
-        let one = EngineConfig { prefill: WorkerList::best(1), n_slots: 1, ..config.clone() };
+        let one = EngineConfig { prefill: config.prefill.first(), ..config.clone() };
         let mut worker = self.prefill_workers(&one, &self.usable_layers())?.remove(0);
         let runner = worker.runner.as_mut();
         let n_ctx_slot = runner.info().n_ctx_slot as usize;
@@ -241,7 +241,7 @@ impl LoadedModel {
                 type_v: kv_type(config.kv_format),
                 ..ContextParams::default()
             };
-            let runner = LlamaRunner::new(model, &params, tap)?;
+            let runner = LlamaRunner::new(model, &params, tap, config.exact)?;
             let on_cpu = model.device().kind() == DeviceKind::Cpu;
             workers.push(EngineWorker {
                 name: params.name,

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::{
     calibrate::CalibrationInput,
-    engine::{EngineConfig, EngineError, LoadedModel, WorkerList},
+    engine::{EngineConfig, EngineError, LoadedModel},
     schedule::{DecodeWorker, Job, ModelRunner, PrefillWorker, WorkerEvent},
     signature::ExpertCounts,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
@@ -71,8 +71,7 @@ impl<'a> Recorder<'a> {
         shape: &MoeShape,
         prompts: &'a [RecordPrompt],
     ) -> Result<Self, EngineError> {
-        let one =
-            EngineConfig { prefill: first_of(&config.prefill), decode: first_of(&config.decode), ..config.clone() };
+        let one = EngineConfig { prefill: config.prefill.first(), decode: config.decode.first(), ..config.clone() };
         let prefill = model.prefill_workers(&one, &shape.usable())?.remove(0).runner;
         let decode = model.decode_workers(&one, true)?.remove(0).runner;
         let n_ctx_slot = prefill.info().n_ctx_slot as usize;
@@ -156,12 +155,6 @@ fn job(index: usize, prompt: &RecordPrompt) -> Job {
         deadline: None,
     };
     Job::new(RequestId(index as u64), Arc::new(request))
-}
-
-fn first_of(list: &WorkerList) -> WorkerList {
-    let mut first = list.0[0].clone();
-    first.n = 1;
-    WorkerList(vec![first])
 }
 
 fn lost(id: &str, error: &str) -> EngineError {

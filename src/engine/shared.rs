@@ -128,12 +128,13 @@ impl Shared {
     }
 
     fn carry_out(&self, state: &mut State) {
+        let now = self.started.elapsed();
         while !state.commands.is_empty() {
             for command in std::mem::take(&mut state.commands) {
                 match command {
                     Command::Prefill(worker, job) => state.tell(Source::Prefill(worker), ToWorker::Prefill(job)),
                     Command::Decode(worker, handoff, decision) => {
-                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision)));
+                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now));
                         state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
                     }
                     Command::Cancel(source, id, reason) => state.tell(source, ToWorker::Cancel(id, reason)),
@@ -208,6 +209,10 @@ impl Shared {
             workers: state.dispatcher.workers().to_vec(),
             dispatch: state.dispatcher.stats(),
         }
+    }
+
+    pub(super) fn started(&self) -> Instant {
+        self.started
     }
 
     pub(super) fn policy_name(&self) -> &'static str {

@@ -23,7 +23,12 @@ pub enum StreamEvent {
         at: Duration,
     },
     /// The decode worker was chosen. A request that is prefilled again is routed again.
-    Routed(Box<Decision>),
+    Routed {
+        /// Which, and why.
+        decision: Box<Decision>,
+        /// When, since the engine's start.
+        at: Duration,
+    },
     /// The request ended; nothing follows.
     End {
         /// Why.
@@ -41,7 +46,7 @@ pub enum StreamEvent {
 #[derive(Debug)]
 pub(super) enum RawEvent {
     Token(Token, Duration),
-    Routed(Box<Decision>),
+    Routed(Box<Decision>, Duration),
     End(Outcome),
 }
 
@@ -108,7 +113,7 @@ impl TokenStream {
                     completion.tokens.push(token);
                     completion.text.push_str(&text);
                 }
-                StreamEvent::Routed(decision) => completion.decision = Some(*decision),
+                StreamEvent::Routed { decision, .. } => completion.decision = Some(*decision),
                 StreamEvent::End { reason, usage, text } => {
                     completion.text.push_str(&text);
                     completion.reason = Some(reason);
@@ -126,7 +131,7 @@ impl TokenStream {
                 let text = self.text.push(&self.tokenizer.piece(token));
                 StreamEvent::Token { token, text, at }
             }
-            Some(RawEvent::Routed(decision)) => StreamEvent::Routed(decision),
+            Some(RawEvent::Routed(decision, at)) => StreamEvent::Routed { decision, at },
             Some(RawEvent::End(Outcome::Finished(reason, usage))) => {
                 self.ended = true;
                 StreamEvent::End { reason, usage, text: self.text.finish() }

@@ -31,3 +31,11 @@ pub fn versions() -> Versions {
     let backend = Backend::init();
     Versions { eldr: env!("CARGO_PKG_VERSION"), llama_cpp: backend.version(), system_info: backend.system_info() }
 }
+
+/// Serves a device of this machine to others at `endpoint` (`HOST:PORT`) until the process ends; returns only with an
+/// error. There is no authentication: bind to loopback or a trusted network.
+pub fn serve_rpc(endpoint: &str, device: &str, n_threads: u32) -> Result<(), EngineError> {
+    let backend = Backend::init();
+    let device = backend.device(device)?;
+    Ok(backend.serve_rpc(endpoint, &device, n_threads)?)
+}

@@ -19,117 +19,9 @@ use super::{
     error::{DecodeError, LlamaError},
     guard, logging,
     model::Model,
+    params::{self, ContextParams, setting},
     tap::{Tap, TapRows},
 };
-
-/// The type keys or values are kept in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum KvType {
-    /// 32-bit float.
-    F32,
-    /// 16-bit float.
-    #[default]
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 8 bits in blocks of 32.
-    Q8_0,
-    /// 4 bits in blocks of 32.
-    Q4_0,
-}
-
-impl KvType {
-    fn raw(self) -> sys::ggml_type {
-        match self {
-            Self::F32 => sys::GGML_TYPE_F32,
-            Self::F16 => sys::GGML_TYPE_F16,
-            Self::Bf16 => sys::GGML_TYPE_BF16,
-            Self::Q8_0 => sys::GGML_TYPE_Q8_0,
-            Self::Q4_0 => sys::GGML_TYPE_Q4_0,
-        }
-    }
-
-    /// Bytes of `n` elements.
-    pub fn bytes(self, n: u64) -> u64 {
-        match self {
-            Self::F32 => 4 * n,
-            Self::F16 | Self::Bf16 => 2 * n,
-            Self::Q8_0 => n * 34 / 32,
-            Self::Q4_0 => n * 18 / 32,
-        }
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-        })
-    }
-}
-
-/// How a context is made. The default is one slot, exact on the CPU (flash attention off, a KV stream a slot).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "llama.cpp's own switches, each independent")]
-pub struct ContextParams {
-    /// The context's name in messages, such as `decode 3`.
-    pub name: String,
-    /// Sequences it holds; their ids are 0 to `n_slots - 1`.
-    pub n_slots: u32,
-    /// Tokens a sequence may have. Rounded up to 256 with a stream a slot.
-    pub n_ctx_slot: u32,
-    /// Tokens a batch may have; at least `n_slots`.
-    pub n_batch: u32,
-    /// Tokens computed at once.
-    pub n_ubatch: u32,
-    /// Rows of a batch whose logits may be wanted; at least `n_slots`. More costs a vocabulary of floats each.
-    pub n_outputs: u32,
-    /// CPU threads.
-    pub n_threads: u32,
-    /// One KV stream for all sequences instead of one each.
-    pub kv_unified: bool,
-    /// Flash attention.
-    pub flash_attn: bool,
-    /// Type of the keys.
-    pub type_k: KvType,
-    /// Type of the values; quantised ones need flash attention.
-    pub type_v: KvType,
-    /// Keep all tokens in sliding-window layers, so that a prefix can be used again.
-    pub swa_full: bool,
-    /// Carry a tap, for [`Context::decode_tapped`].
-    pub tap: bool,
-    /// Compute large operations of host tensors on the device.
-    pub op_offload: bool,
-}
-
-impl Default for ContextParams {
-    fn default() -> Self {
-        Self {
-            name: "context".to_owned(),
-            n_slots: 1,
-            n_ctx_slot: 1024,
-            n_batch: 512,
-            n_ubatch: 512,
-            n_outputs: 0,
-            n_threads: 1,
-            kv_unified: false,
-            flash_attn: false,
-            type_k: KvType::F16,
-            type_v: KvType::F16,
-            swa_full: false,
-            tap: false,
-            op_offload: true,
-        }
-    }
-}
-
-/// Sequences llama.cpp allows in a context (`LLAMA_MAX_SEQ`).
-const MAX_SLOTS: u32 = 256;
 
 /// A context of one model. It may move between threads but is used by one at a time:
 ///
@@ -171,11 +63,11 @@ impl Context {
     /// Errors: settings that cannot work, a tap on a dense model, memory that is not there.
     pub fn new(model: &Model, params: &ContextParams) -> Result<Self, LlamaError> {
         let mut params = params.clone();
-        check(model, &params)?;
+        params::check(&params)?;
         // llama.cpp aborts when a context cannot hold one output a sequence.
         params.n_batch = params.n_batch.max(params.n_slots);
         params.n_outputs = params.n_outputs.clamp(params.n_slots, params.n_batch);
-        check_memory(model, &params)?;
+        params::check_memory(model, &params)?;
         let tap = match (params.tap, model.moe_shape()) {
             (true, Some(shape)) => Some(Tap::new(shape)),
             (true, None) => {
@@ -183,14 +75,14 @@ impl Context {
             }
             (false, _) => None,
         };
-        let raw_params = raw_params(&params, tap.as_ref());
+        let raw_params = params::raw_params(&params, tap.as_ref());
         logging::clear_errors();
         let created = model.create_context(&raw_params);
         let reason = logging::take_errors();
         let raw = match created {
             Ok(Some(raw)) => raw,
-            Err(caught) if caught.is_no_memory() => return Err(out_of_memory(model, &params)),
-            Ok(None) if reason.contains("alloc") => return Err(out_of_memory(model, &params)),
+            Err(caught) if caught.is_no_memory() => return Err(params::out_of_memory(model, &params)),
+            Ok(None) if reason.contains("alloc") => return Err(params::out_of_memory(model, &params)),
             Ok(None) => return Err(LlamaError::Context { name: params.name, reason }),
             Err(caught) => return Err(LlamaError::Context { name: params.name, reason: caught.to_string() }),
         };
@@ -239,12 +131,13 @@ impl Context {
     pub fn decode(&mut self, batch: &Batch) -> Result<(), DecodeError> {
         self.outputs.clear();
         self.check_batch(batch)?;
+        let n_tokens = i32::try_from(batch.len()).expect("a checked batch is within n_batch");
         let mut count = vec![1i32; batch.len()];
         let mut sequences = batch.sequences.clone();
         let base = sequences.as_mut_ptr();
         let mut sequence_of: Vec<*mut i32> = (0..batch.len()).map(|i| base.wrapping_add(i)).collect();
         let raw_batch = sys::llama_batch {
-            n_tokens: batch.len() as i32,
+            n_tokens,
             token: batch.tokens.as_ptr().cast_mut(),
             embd: ptr::null_mut(),
             pos: batch.positions.as_ptr().cast_mut(),
@@ -293,9 +186,10 @@ impl Context {
     /// all of them before the first call. Errors: no tap, or no such row.
     pub fn set_tap_layers(&mut self, rows: &[u32]) -> Result<(), LlamaError> {
         let Some(tap) = &mut self.tap else { return Err(setting(&self.params, "it was made without a tap")) };
-        let limit = tap.n_rows() as i64;
-        if let Some(&row) = rows.iter().find(|&&row| i64::from(row) >= limit) {
-            return Err(LlamaError::OutOfRange { what: "MoE layer", value: i64::from(row), limit });
+        let limit = tap.n_rows();
+        if let Some(&row) = rows.iter().find(|&&row| row >= limit) {
+            let (value, limit) = (i64::from(row), i64::from(limit));
+            return Err(LlamaError::OutOfRange { what: "MoE layer", value, limit });
         }
         tap.set_layers(rows);
         Ok(())
@@ -316,9 +210,10 @@ impl Context {
             self.outputs.len()
         );
         let mut row = ptr::null_mut();
+        let index = i32::try_from(i).expect("a row of a batch");
         // SAFETY: the context is open and not computing; waits for the last batch.
         guard::call(|message, size| unsafe {
-            guard::eldr_guard_logits(self.raw.as_ptr(), i as i32, &raw mut row, message, size)
+            guard::eldr_guard_logits(self.raw.as_ptr(), index, &raw mut row, message, size)
         })
         .unwrap_or_else(|e| panic!("logits of row {i}: {e}"));
         assert!(!row.is_null(), "llama.cpp has no logits for row {i}: {}", logging::take_reason());
@@ -345,7 +240,7 @@ impl Context {
     pub(super) fn check_seq(&self, seq: u32) -> Result<i32, LlamaError> {
         let limit = self.params.n_slots;
         if seq < limit {
-            return Ok(seq as i32);
+            return Ok(seq.cast_signed());
         }
         Err(LlamaError::OutOfRange { what: "sequence", value: i64::from(seq), limit: i64::from(limit) })
     }
@@ -363,14 +258,14 @@ impl Context {
         if batch.n_outputs() > params.n_outputs as usize {
             return refuse(&format!("{} rows want logits, over its limit of {}", batch.n_outputs(), params.n_outputs));
         }
-        let n_vocab = self.model.n_vocab() as i64;
+        let n_vocab = i64::from(self.model.facts().n_vocab);
         if let Some(token) = batch.tokens.iter().find(|&&t| !(0..n_vocab).contains(&i64::from(t))) {
             return refuse(&format!("token {token} is not in the vocabulary of {n_vocab}"));
         }
-        if let Some(seq) = batch.sequences.iter().find(|&&s| s as u32 >= params.n_slots) {
+        if let Some(seq) = batch.sequences.iter().find(|&&s| s.cast_unsigned() >= params.n_slots) {
             return refuse(&format!("sequence {seq} is not below its {} slots", params.n_slots));
         }
-        if let Some(pos) = batch.positions.iter().find(|&&p| p as u32 >= params.n_ctx_slot) {
+        if let Some(pos) = batch.positions.iter().find(|&&p| p.cast_unsigned() >= params.n_ctx_slot) {
             return refuse(&format!("position {pos} is past the end of a slot of {} tokens", params.n_ctx_slot));
         }
         Ok(())
@@ -388,85 +283,11 @@ unsafe extern "C" fn is_aborted(flag: *mut c_void) -> bool {
     unsafe { &*flag.cast::<AtomicBool>() }.load(Ordering::Relaxed)
 }
 
-fn setting(params: &ContextParams, reason: &str) -> LlamaError {
-    LlamaError::ContextSetting { name: params.name.clone(), reason: reason.to_owned() }
-}
-
-fn check(model: &Model, params: &ContextParams) -> Result<(), LlamaError> {
-    let n_ctx = u64::from(params.n_slots) * u64::from(params.n_ctx_slot);
-    let quantised = matches!(params.type_v, KvType::Q8_0 | KvType::Q4_0);
-    let problem = if params.n_slots == 0 || params.n_slots > MAX_SLOTS {
-        format!("{} slots: llama.cpp allows 1 to {MAX_SLOTS}", params.n_slots)
-    } else if params.n_ctx_slot == 0 || params.n_batch == 0 || params.n_ubatch == 0 {
-        "slot length, batch and ubatch must be at least 1".to_owned()
-    } else if i32::try_from(n_ctx).is_err() || i32::try_from(params.n_batch).is_err() {
-        format!("{n_ctx} tokens of context and batches of {}: llama.cpp counts in 31 bits", params.n_batch)
-    } else if params.n_threads == 0 || params.n_threads > 512 {
-        format!("{} threads: give 1 to 512", params.n_threads)
-    } else if quantised && !params.flash_attn {
-        format!("values of type {} need flash attention", params.type_v)
-    } else if model.facts().moe.is_none() && params.tap {
-        "a dense model has no experts to tap: leave the tap off".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(setting(params, &problem))
-}
-
-fn kv_bytes(model: &Model, params: &ContextParams) -> u64 {
-    let slot = if params.kv_unified { params.n_ctx_slot } else { params.n_ctx_slot.next_multiple_of(256) };
-    u64::from(params.n_slots) * u64::from(slot) * model.kv_bytes_per_token(params.type_k, params.type_v)
-}
-
-fn out_of_memory(model: &Model, params: &ContextParams) -> LlamaError {
-    LlamaError::OutOfMemory {
-        name: params.name.clone(),
-        mib: kv_bytes(model, params).div_ceil(1 << 20),
-        n_slots: params.n_slots,
-        n_ctx_slot: params.n_ctx_slot,
-        device: model.device().name().to_owned(),
-    }
-}
-
-/// Hosts promise more memory than they have and end the process when it is used, so what cannot fit is refused first.
-fn check_memory(model: &Model, params: &ContextParams) -> Result<(), LlamaError> {
-    let facts = model.facts();
-    let is_bound = facts.n_swa > 0 || facts.recurrent || facts.hybrid;
-    if !is_bound && kv_bytes(model, params) > model.device().info().free_bytes {
-        return Err(out_of_memory(model, params));
-    }
-    Ok(())
-}
-
-fn raw_params(params: &ContextParams, tap: Option<&Tap>) -> sys::llama_context_params {
-    // SAFETY: no precondition.
-    let mut raw = unsafe { sys::llama_context_default_params() };
-    raw.n_ctx = params.n_slots * params.n_ctx_slot;
-    raw.n_batch = params.n_batch;
-    raw.n_ubatch = params.n_ubatch;
-    raw.n_seq_max = params.n_slots;
-    raw.n_outputs_max = params.n_outputs;
-    raw.n_threads = params.n_threads as i32;
-    raw.n_threads_batch = params.n_threads as i32;
-    raw.flash_attn_type =
-        if params.flash_attn { sys::LLAMA_FLASH_ATTN_TYPE_ENABLED } else { sys::LLAMA_FLASH_ATTN_TYPE_DISABLED };
-    raw.type_k = params.type_k.raw();
-    raw.type_v = params.type_v.raw();
-    raw.kv_unified = params.kv_unified;
-    raw.swa_full = params.swa_full;
-    raw.op_offload = params.op_offload;
-    raw.no_perf = true;
-    if let Some(tap) = tap {
-        (raw.cb_eval, raw.cb_eval_user_data) = tap.callback();
-    }
-    raw
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::llama::{
-        DecodeFailure,
+        DecodeFailure, KvType,
         testing::{batch, bits, context, model, prefill, prompt},
     };
 
@@ -517,7 +338,7 @@ mod tests {
         let step = |seqs: &[u32]| {
             let mut batch = Batch::new(4);
             for &seq in seqs {
-                batch.push(70 + seq as i32, prompts[seq as usize].len() as u32, seq, true).expect("room");
+                batch.push(70 + seq.cast_signed(), prompts[seq as usize].len() as u32, seq, true).expect("room");
             }
             batch
         };

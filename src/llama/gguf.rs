@@ -78,7 +78,7 @@ impl Header {
                 digest.update(n.to_le_bytes());
             }
         }
-        let digest = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = format!("{:x}", digest.finalize());
         Ok(Self { values, tensors, digest })
     }
 

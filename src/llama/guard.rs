@@ -19,11 +19,11 @@ pub(super) struct Caught {
 
 impl Caught {
     pub fn is_no_memory(&self) -> bool {
-        self.code == ELDR_GUARD_NO_MEMORY as i32
+        self.code == ELDR_GUARD_NO_MEMORY.cast_signed()
     }
 
     pub fn is_no_backend(&self) -> bool {
-        self.code == ELDR_GUARD_NO_BACKEND as i32
+        self.code == ELDR_GUARD_NO_BACKEND.cast_signed()
     }
 }
 
@@ -48,7 +48,7 @@ const MESSAGE_SIZE: usize = 1024;
 pub(super) fn call(body: impl FnOnce(*mut c_char, usize) -> i32) -> Result<(), Caught> {
     let mut buffer: [c_char; MESSAGE_SIZE] = [0; MESSAGE_SIZE];
     let code = body(buffer.as_mut_ptr(), MESSAGE_SIZE);
-    if code == ELDR_GUARD_OK as i32 {
+    if code == ELDR_GUARD_OK.cast_signed() {
         return Ok(());
     }
     // SAFETY: the buffer starts zeroed and the guard writes with snprintf, so a NUL is inside it.

@@ -16,12 +16,12 @@ use crate::types::MoeShape;
 
 use super::{
     backend::Backend,
-    context::KvType,
     device::{Device, DeviceKind},
     error::LlamaError,
     facts::{self, KvWidth, ModelFacts},
     gguf::{self, Header},
     guard, logging,
+    params::KvType,
 };
 
 /// Which layers keep their experts in host memory.
@@ -285,5 +285,107 @@ fn read_facts(raw: NonNull<sys::llama_model>, vocab: NonNull<sys::llama_vocab>, 
         experts: moe.as_ref().map(|shape| facts::expert_bytes(header, shape)),
         moe,
         fingerprint: header.digest.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::llama::testing::{self, model};
+
+    fn error(path: &Path) -> LlamaError {
+        Model::load(&Backend::init(), path, &ModelParams::default()).expect_err("refused")
+    }
+
+    #[test]
+    fn the_shipped_model_is_known() {
+        let facts = model().facts();
+        let shape = MoeShape { layers: (0..6).collect(), n_layer: 6, n_expert: 64, n_expert_used: 4 };
+        assert_eq!(facts.moe.as_ref(), Some(&shape));
+        assert_eq!((facts.arch.as_str(), facts.n_embd, facts.n_head_kv, facts.n_ctx_train), ("qwen3moe", 256, 2, 1024));
+        assert_eq!((facts.n_vocab, facts.n_swa, facts.recurrent, facts.hybrid), (4096, 0, false, false));
+        // 2 heads of 64 in each of 6 layers, 2 bytes each, keys and values.
+        assert_eq!(model().kv_bytes_per_token(KvType::F16, KvType::F16), 2 * 64 * 6 * 2 * 2);
+        // Three matrices of 256 x 64 in Q8_0.
+        assert_eq!(facts.experts.expect("experts").expert, 3 * 256 * 64 * 34 / 32);
+        let sum = facts.experts.map(|e| e.all_experts + e.dense);
+        assert_eq!(sum, Some(facts.size_bytes));
+        assert!(model().metadata().contains(&("qwen3moe.expert_count".to_owned(), "64".to_owned())));
+    }
+
+    #[test]
+    fn the_fingerprint_is_the_files_and_not_the_loads() {
+        let params = ModelParams { use_mmap: false, device: Some(model().device().clone()), ..ModelParams::default() };
+        let again = Model::load(&Backend::init(), testing::path(), &params).expect("loads again");
+        assert_eq!(again.fingerprint(), model().fingerprint());
+        assert_eq!(again.fingerprint().len(), 64);
+    }
+
+    #[test]
+    fn files_that_are_not_models_are_told_apart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            fs::write(&path, bytes).expect("written");
+            path
+        };
+        assert!(matches!(error(&folder.path().join("none.gguf")), LlamaError::NotFound { .. }));
+        assert!(matches!(error(folder.path()), LlamaError::NotAFile { .. }));
+        let empty = error(&file("empty", b""));
+        assert!(matches!(&empty, LlamaError::NotGguf { found, .. } if found == "nothing"), "{empty}");
+        let text = error(&file("text", b"once upon a time"));
+        assert!(matches!(&text, LlamaError::NotGguf { found, .. } if found == "\"once\""), "{text}");
+        assert!(matches!(error(&file("magic", b"GGUF")), LlamaError::BadHeader { .. }));
+        // Version 3, no tensors, no metadata.
+        let bare = [&b"GGUF"[..], &3u32.to_le_bytes(), &[0; 16]].concat();
+        assert!(matches!(error(&file("bare", &bare)), LlamaError::NoArchitecture { .. }));
+        // A number of keys that no file could hold.
+        let mut greedy = bare.clone();
+        greedy[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(matches!(error(&file("greedy", &greedy)), LlamaError::BadHeader { .. }));
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_is_refused_with_a_reason() {
+        let whole = fs::read(testing::path()).expect("the shipped model");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("cut.gguf");
+        let mut cuts: Vec<usize> = (4..64).collect();
+        cuts.extend((1..60).map(|i| i * whole.len() / 60));
+        cuts.extend((0..40).map(|i| 1000 + 3989 * i));
+        cuts.push(whole.len() - 1);
+        for cut in cuts {
+            fs::write(&path, &whole[..cut]).expect("written");
+            match error(&path) {
+                LlamaError::BadHeader { reason, .. } => assert_ne!(reason, "it gave no reason", "cut at {cut}"),
+                LlamaError::Truncated { need, have, .. } => {
+                    assert_eq!((need, have), (whole.len() as u64, cut as u64));
+                }
+                other => panic!("cut at {cut}: {other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_architecture_quotes_llama_cpp() {
+        let mut bytes = fs::read(testing::path()).expect("the shipped model");
+        let at = bytes.windows(8).position(|w| w == b"qwen3moe").expect("the architecture");
+        bytes[at..at + 8].copy_from_slice(b"qwen3moo");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("odd.gguf");
+        fs::write(&path, bytes).expect("written");
+        let error = error(&path).to_string();
+        assert!(error.contains("unknown model architecture") && error.contains("qwen3moo"), "{error}");
+    }
+
+    #[test]
+    fn experts_on_the_cpu_change_nothing_there() {
+        for cpu_moe in [CpuMoe::All, CpuMoe::First(3)] {
+            let device = Some(model().device().clone());
+            let params = ModelParams { device, cpu_moe, ..ModelParams::default() };
+            Model::load(&Backend::init(), testing::path(), &params).expect("loads");
+        }
     }
 }

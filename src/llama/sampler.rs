@@ -176,7 +176,7 @@ fn check(params: &SamplingParams) -> Result<(), LlamaError> {
 fn argmax(logits: impl Iterator<Item = (f32, Token)>) -> Option<Token> {
     let mut best: Option<(f32, Token)> = None;
     for (logit, id) in logits.filter(|(logit, _)| !logit.is_nan()) {
-        if best.is_none_or(|(top, top_id)| logit > top || (logit == top && id < top_id)) {
+        if best.is_none_or(|(top, top_id)| logit > top || (logit >= top && id < top_id)) {
             best = Some((logit, id));
         }
     }
@@ -213,4 +213,117 @@ fn draw(candidates: &mut [sys::llama_token_data], uniform: f64) -> Option<Token>
         }
     }
     last
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::llama::testing::model;
+
+    fn sampler(params: &SamplingParams, history: &[Token]) -> Sampler {
+        Sampler::new(model(), params, history).expect("a sampler")
+    }
+
+    /// Logits of the shipped model's vocabulary that are 0 but for these.
+    fn logits(pairs: &[(usize, f32)]) -> Vec<f32> {
+        let mut logits = vec![0.0; model().n_vocab()];
+        for &(id, logit) in pairs {
+            logits[id] = logit;
+        }
+        logits
+    }
+
+    #[test]
+    fn greedy_takes_the_largest_and_of_equals_the_first() {
+        let mut greedy = sampler(&SamplingParams::default(), &[]);
+        assert_eq!(greedy.sample(&logits(&[(9, 2.0), (7, 2.0), (800, 1.0)])), Ok(7));
+        assert_eq!(greedy.sample(&logits(&[(3, f32::NAN), (9, -1.0), (4095, 5.0)])), Ok(4095));
+        assert!(greedy.sample(&vec![f32::NAN; model().n_vocab()]).is_err());
+    }
+
+    #[test]
+    fn penalties_apply_to_greedy_and_come_back_with_the_history() {
+        let params = SamplingParams { penalty_present: 1.5, penalty_last_n: 2, ..SamplingParams::default() };
+        let row = logits(&[(5, 4.0), (6, 3.0), (7, 2.0)]);
+        let mut here = sampler(&params, &[]);
+        let first: Vec<_> = (0..3).map(|_| here.sample(&row).expect("a token")).collect();
+        assert_eq!(first, [5, 6, 5]);
+        let mut moved = sampler(&params, &first[..2]);
+        assert_eq!(moved.sample(&row), Ok(5));
+        let mut forgot = sampler(&params, &[5, 9, 9]);
+        assert_eq!(forgot.sample(&row), Ok(5), "the window holds the last two tokens only");
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_index_and_logits_alone() {
+        let params = SamplingParams { temperature: 0.9, seed: 11, ..SamplingParams::default() };
+        let row = logits(&[(1, 8.0), (2, 8.0), (3, 8.0), (4, 8.0)]);
+        let mut stayed = sampler(&params, &[]);
+        let tokens: Vec<_> = (0..40).map(|_| stayed.sample(&row).expect("a token")).collect();
+        for cut in [0, 1, 17, 39] {
+            let mut moved = sampler(&params, &tokens[..cut]);
+            let rest: Vec<_> = (cut..40).map(|_| moved.sample(&row).expect("a token")).collect();
+            assert_eq!(rest, tokens[cut..], "moved after {cut}");
+        }
+        let mut other = sampler(&SamplingParams { seed: 12, ..params }, &[]);
+        assert_ne!((0..40).map(|_| other.sample(&row).expect("a token")).collect::<Vec<_>>(), tokens);
+        assert!((1..=4).all(|id| tokens.contains(&id)), "{tokens:?}");
+    }
+
+    #[test]
+    fn truncation_keeps_the_likeliest() {
+        let row = logits(&[(10, 9.0), (20, 8.0), (30, 7.0), (40, 6.0)]);
+        let base = SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() };
+        let drawn = |params: SamplingParams| {
+            let mut sampler = sampler(&params, &[]);
+            let mut seen: Vec<_> = (0..200).map(|_| sampler.sample(&row).expect("a token")).collect();
+            seen.sort_unstable();
+            seen.dedup();
+            seen
+        };
+        assert_eq!(drawn(SamplingParams { top_k: 2, ..base }), [10, 20]);
+        assert_eq!(drawn(SamplingParams { min_p: 0.2, ..base }), [10, 20]);
+        assert_eq!(drawn(SamplingParams { top_p: 0.1, ..base }), [10]);
+        assert_eq!(drawn(SamplingParams { temperature: 0.01, ..base }), [10]);
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_named() {
+        let base = SamplingParams::default();
+        for (params, word) in [
+            (SamplingParams { temperature: f32::NAN, ..base }, "temperature"),
+            (SamplingParams { top_p: 1.5, ..base }, "top_p"),
+            (SamplingParams { min_p: -0.1, ..base }, "min_p"),
+            (SamplingParams { penalty_repeat: 0.0, ..base }, "penalty_repeat"),
+            (SamplingParams { penalty_freq: f32::INFINITY, ..base }, "penalty_freq"),
+        ] {
+            let error = Sampler::new(model(), &params, &[]).expect_err(word).to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        assert!(Sampler::new(model(), &base, &[-1]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_draw_is_the_inverse_of_the_cumulative_distribution(
+            weights in prop::collection::vec(1u32..50, 1..30),
+            numerator in 0u32..1000,
+        ) {
+            let total: u32 = weights.iter().sum();
+            let uniform = (f64::from(numerator) + 0.5) / 1000.0;
+            let target = uniform * f64::from(total);
+            // Skip draws that land on an edge, where rounding decides.
+            let mut sum = 0;
+            let edges: Vec<u32> = weights.iter().map(|w| { sum += w; sum }).collect();
+            prop_assume!(edges.iter().all(|&e| (f64::from(e) - target).abs() > 1e-3));
+            let expected = edges.iter().position(|&e| f64::from(e) > target).expect("below the total");
+            let mut candidates: Vec<_> = weights.iter().zip(0..).map(|(&w, id)| {
+                sys::llama_token_data { id, logit: (w as f32).ln(), p: 0.0 }
+            }).collect();
+            candidates.reverse();
+            prop_assert_eq!(draw(&mut candidates, uniform), Token::try_from(expected).ok());
+        }
+    }
 }

@@ -102,8 +102,8 @@ impl Tap {
     }
 
     /// MoE layers of the model.
-    pub fn n_rows(&mut self) -> usize {
-        self.state().shape.layers.len()
+    pub fn n_rows(&mut self) -> u32 {
+        self.state().shape.layers.len() as u32
     }
 
     /// Starts reading.
@@ -188,7 +188,7 @@ fn read_columns(
 ) -> Result<(), String> {
     let bytes = k * size_of::<i32>();
     let fits = node.type_ == sys::GGML_TYPE_I32
-        && node.ne[0] == k as i64
+        && usize::try_from(node.ne[0]) == Ok(k)
         && node.ne[2] == 1
         && node.ne[3] == 1
         && node.nb[0] == size_of::<i32>()
@@ -317,15 +317,19 @@ mod tests {
         base: *mut sys::ggml_tensor,
     }
 
+    fn long(n: usize) -> i64 {
+        i64::try_from(n).expect("small")
+    }
+
     impl Rows {
         fn new(values: &[i32], width: usize) -> Self {
             let params =
                 sys::ggml_init_params { mem_size: 16 * 1024, mem_buffer: std::ptr::null_mut(), no_alloc: true };
             // SAFETY: ggml allocates its own memory for two tensors' descriptions.
             let ctx = unsafe { sys::ggml_init(params) };
-            let height = (values.len() / width) as i64;
+            let (width, height) = (long(width), long(values.len() / width));
             // SAFETY: the context is open.
-            let base = unsafe { sys::ggml_new_tensor_2d(ctx, sys::GGML_TYPE_I32, width as i64, height) };
+            let base = unsafe { sys::ggml_new_tensor_2d(ctx, sys::GGML_TYPE_I32, width, height) };
             // SAFETY: no precondition.
             let cpu = unsafe { sys::ggml_backend_cpu_buffer_type() };
             // SAFETY: the context holds the unallocated tensor.
@@ -338,7 +342,7 @@ mod tests {
         /// The first `k` columns of every row, as llama.cpp cuts them from an argsort.
         fn first(&self, k: usize, height: usize, stride: usize) -> &sys::ggml_tensor {
             // SAFETY: the base tensor is in the context, and the view stays inside it.
-            let view = unsafe { sys::ggml_view_2d(self.ctx, self.base, k as i64, height as i64, stride, 0) };
+            let view = unsafe { sys::ggml_view_2d(self.ctx, self.base, long(k), long(height), stride, 0) };
             // SAFETY: the base is allocated.
             let status = unsafe { sys::ggml_backend_view_init(view) };
             assert_eq!(status, sys::GGML_STATUS_SUCCESS);
@@ -360,7 +364,7 @@ mod tests {
         #[test]
         fn a_strided_view_reads_as_the_first_k_of_every_row(
             (width, k, values) in (1usize..12).prop_flat_map(|width| {
-                let rows = (1usize..20).prop_flat_map(move |n| prop::collection::vec(0i32..width as i32, n * width));
+                let rows = (1usize..20).prop_flat_map(move |n| prop::collection::vec(0..i32::try_from(width).expect("small"), n * width));
                 (Just(width), 1..=width, rows)
             })
         ) {

@@ -149,7 +149,7 @@ impl Model {
     }
 
     /// The prompt for (role, content) messages in the model's chat template, if it is one that llama.cpp has built in;
-    /// models without a template get ChatML, as in llama.cpp. With `add_assistant` it ends where the answer begins.
+    /// models without a template get `ChatML`, as in llama.cpp. With `add_assistant` it ends where the answer begins.
     pub fn chat(&self, messages: &[(&str, &str)], add_assistant: bool) -> Result<String, LlamaError> {
         let c_string = |text: &str| CString::new(text).map_err(|_| LlamaError::Nul { what: "a chat message" });
         let template = self.chat_template().map(c_string).transpose()?;
@@ -196,5 +196,76 @@ impl Model {
             return Ok(());
         }
         Err(LlamaError::OutOfRange { what: "token", value: i64::from(token), limit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::llama::testing::model;
+
+    fn round_trip(text: &str) -> Vec<u8> {
+        let tokens = model().tokenize(text, false, false).expect("any text");
+        tokens.iter().flat_map(|&token| model().piece(token).expect("a token of the vocabulary")).collect()
+    }
+
+    #[test]
+    fn text_comes_back_whole() {
+        for text in ["", "a", "\0", "a\0b", "  two  spaces\t\n\n", "\u{fffd}", "\u{65e5}\u{672c}\u{8a9e}", "\u{1f600}"]
+        {
+            assert_eq!(round_trip(text), text.as_bytes(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_text_does_not_overflow_the_stack() {
+        let text = "x".repeat(1 << 20);
+        assert_eq!(round_trip(&text).len(), text.len());
+        let words = "deep recursion, or not? ".repeat(20_000);
+        assert_eq!(round_trip(&words).len(), words.len());
+    }
+
+    #[test]
+    fn special_tokens_are_added_and_parsed_only_when_asked() {
+        let bos = model().bos().expect("a first token");
+        assert_eq!(model().tokenize("hi", true, false).expect("text")[0], bos);
+        assert_ne!(model().tokenize("hi", false, false).expect("text")[0], bos);
+        let eos = model().eos().expect("a last token");
+        assert_eq!(model().tokenize("<|eos|>", false, true).expect("text"), [eos]);
+        assert!(!model().tokenize("<|eos|>", false, false).expect("text").contains(&eos));
+        assert!(model().is_eog(eos) && !model().is_eog(bos) && !model().is_eog(-1));
+        assert_eq!(model().text(&[eos]), Ok("<|eos|>".to_owned()));
+    }
+
+    #[test]
+    fn tokens_outside_the_vocabulary_are_refused() {
+        assert!(model().piece(-1).is_err());
+        assert!(model().piece(4096).is_err());
+        assert!(model().piece(4095).is_ok());
+    }
+
+    #[test]
+    fn a_chat_holds_every_message_in_order() {
+        let long = "tell me ".repeat(500);
+        let text = match model().chat(&[("user", &long), ("assistant", "yes"), ("user", "more")], true) {
+            Ok(text) => text,
+            Err(error) => {
+                assert_eq!(error, LlamaError::ChatTemplate);
+                assert!(model().chat_template().is_some(), "only an unknown template may be refused");
+                return;
+            }
+        };
+        let places: Vec<_> = [long.as_str(), "yes", "more"].iter().map(|part| text.find(part)).collect();
+        assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?}");
+        assert_eq!(model().chat(&[("user", "a\0b")], true), Err(LlamaError::Nul { what: "a chat message" }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_comes_back_whole(text in "\\PC{0,60}") {
+            prop_assert_eq!(round_trip(&text), text.as_bytes());
+        }
     }
 }

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The main job on the shipped model: calibrate, then serve the same requests under every routing policy and compare.
+# Ends with a table and the path of a drawing of it.
+#
+# Needs git, a C++ compiler and Rust; installs the rest or says how. Under three minutes after the build on two cores.
+# OUT=DIR changes where the results go, REQUESTS=N how many requests are served.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=tests/scripts/prerequisites.sh
+. tests/scripts/prerequisites.sh
+
+model=examples/data/tiny-moe-64x4.gguf
+out="${OUT:-$TARGET/demo}"
+
+need_build_tools
+echo "== building (llama.cpp takes a few minutes the first time)"
+cargo build --locked --release
+eldr="$TARGET/release/eldr"
+mkdir -p "$out"
+
+echo "== calibrating: which experts each request uses, and one centroid for each of 8 decode workers"
+"$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --workers 8 -o "$out/task.safetensors"
+
+echo "== serving the same requests under every policy, 1 prefill and 8 decode workers"
+"$eldr" bench -m "$model" --workload examples/data/task.serve.jsonl --calibration "$out/task.safetensors" \
+    --prefill 1 --decode 8 --policies all --clock virtual --requests "${REQUESTS:-64}" \
+    --json "$out/bench.json" --svg "$out/bench.svg"
+
+echo
+echo "drawing: $out/bench.svg"
+echo "numbers: $out/bench.json"

@@ -1,0 +1,47 @@
+use std::{io, path::PathBuf};
+
+use crate::{
+    bench::workload::{ArrivalsError, WorkloadError},
+    engine::EngineError,
+};
+
+/// Why a bench did not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The workload file.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// The arrival process.
+    #[error(transparent)]
+    Arrivals(#[from] ArrivalsError),
+    /// The model, the workers or the calibration.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A line of the workload that can not be run.
+    #[error("workload line {0}: {1}")]
+    Prompt(String, String),
+    /// A file could not be read.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Requests that no worker will ever finish.
+    #[error("{n_active} requests never ended, although every worker is idle: this is a defect of eldr")]
+    Stuck {
+        /// How many.
+        n_active: usize,
+    },
+    /// The counting run did not follow the timing run.
+    #[error(
+        "the run that counts experts took other steps than the timed one: outputs depend on the batch here; use \
+         --no-count, or flash attention off"
+    )]
+    OtherSchedule,
+    /// A client thread panicked.
+    #[error("a client thread panicked")]
+    Client,
+}

@@ -1,0 +1,30 @@
+//! Runs a workload under each policy and reports what was measured.
+//!
+//! Never decides where a request goes, and never rounds in a policy's favour.
+
+pub mod chart;
+mod error;
+mod machine;
+mod memo;
+mod probe;
+mod real_clock;
+mod report;
+mod request;
+#[cfg(feature = "llama")]
+mod run;
+pub mod table;
+mod timeline;
+mod virtual_clock;
+pub mod workload;
+
+pub use error::BenchError;
+pub use machine::Machine;
+pub use memo::PrefillMemo;
+pub use probe::{BatchSeen, Probe, Seen};
+pub use real_clock::run_real;
+pub use report::{BenchReport, CalibrationInfo, Change, Clock, ModelInfo, REPORT_VERSION, tokens_sha256};
+pub use request::BenchRequest;
+#[cfg(feature = "llama")]
+pub use run::{BenchParams, Progress, run};
+pub use timeline::Timeline;
+pub use virtual_clock::{Durations, VirtualRun, Worker};

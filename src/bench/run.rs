@@ -1,0 +1,275 @@
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    bench::{
+        BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Machine, ModelInfo, PrefillMemo, Probe,
+        REPORT_VERSION, Timeline,
+        real_clock::run_real,
+        virtual_clock::{Durations, VirtualRun, Worker},
+        workload::{self, Arrivals, WorkloadItem},
+    },
+    calibrate::Calibration,
+    engine::{Engine, EngineConfig, EngineParts, EngineWorker, LoadedModel, devices, versions},
+    metrics::RunSummary,
+    route::PolicyKind,
+    schedule::{DecodeWorker, DispatchLimits, Dispatcher, PrefillWorker},
+    types::{Request, SamplingParams, WorkerId},
+};
+
+/// Prompts a virtual prefill worker has open at once: the engine's number.
+const N_PREFILL_PARALLEL: u32 = 4;
+
+/// What to bench.
+#[derive(Debug, Clone)]
+pub struct BenchParams {
+    /// The model file.
+    pub model: PathBuf,
+    /// The workload file.
+    pub workload: PathBuf,
+    /// Policies, in the order of the runs.
+    pub policies: Vec<PolicyKind>,
+    /// The clock.
+    pub clock: Clock,
+    /// When requests arrive.
+    pub arrivals: Arrivals,
+    /// Requests a run; the workload is cut or cycled to it. None is the workload once.
+    pub n_requests: Option<usize>,
+    /// Seed of arrivals, draws and policies.
+    pub seed: u64,
+    /// Temperature of the outputs.
+    pub temperature: f32,
+    /// Tokens of a request whose line has no `max_tokens`.
+    pub default_max_tokens: u32,
+    /// Share of requests that count as warm-up.
+    pub warmup: f64,
+    /// Count distinct experts in a second run of each policy.
+    pub count_experts: bool,
+    /// The workers.
+    pub config: EngineConfig,
+}
+
+/// How far a bench is.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// The policy being run.
+    pub policy: PolicyKind,
+    /// Whether this run counts experts instead of timing.
+    pub counting: bool,
+    /// Requests done.
+    pub n_done: usize,
+    /// Requests of the run.
+    pub n_requests: usize,
+}
+
+/// Runs the workload under each policy, on the same arrivals and seeds, and reports what was measured.
+///
+/// Each policy is timed with no tap on the decode steps; then, with `count_experts`, run again with one. On the
+/// virtual clock the second run follows the first's schedule step for step; on the real clock it has its own.
+pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport, BenchError> {
+    let items = workload::read(&params.workload)?;
+    let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
+    let mut config = params.config.clone();
+    config.seed = params.seed;
+    config.domains = workload::domains(&items);
+    // A bench offers its load whatever happens: the queue holds all of it.
+    config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
+    if params.clock == Clock::Virtual && config.n_threads == 0 {
+        config.n_threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    }
+    let model = LoadedModel::load(&params.model, &config)?;
+    let calibration = model.calibration(&config)?;
+    let requests = prepare(params, &model, &items)?;
+    let mut bench = Bench { params, config, model, calibration, requests, memo: PrefillMemo::default() };
+    let mut runs = Vec::new();
+    for &policy in &params.policies {
+        runs.push(bench.run_policy(policy, progress)?);
+    }
+    bench.report(runs)
+}
+
+struct Bench<'a> {
+    params: &'a BenchParams,
+    config: EngineConfig,
+    model: LoadedModel,
+    calibration: Option<Arc<Calibration>>,
+    requests: Vec<BenchRequest>,
+    memo: PrefillMemo,
+}
+
+impl Bench<'_> {
+    fn run_policy(&mut self, policy: PolicyKind, progress: &mut dyn FnMut(Progress)) -> Result<RunSummary, BenchError> {
+        self.config.policy = policy;
+        let n_requests = self.requests.len();
+        let mut run = |counting, durations| {
+            let hear = &mut |n_done| progress(Progress { policy, counting, n_done, n_requests });
+            match self.params.clock {
+                Clock::Virtual => self.run_virtual(counting, durations, hear),
+                Clock::Real => Ok((self.run_engine(counting, hear)?, Vec::new())),
+            }
+        };
+        let (mut timeline, durations) = run(false, Durations::Measure(Vec::new()))?;
+        if self.params.count_experts && self.model.moe_shape().is_some() {
+            timeline.take_batches(run(true, Durations::Replay(durations.into_iter()))?.0);
+        }
+        Ok(timeline.summarise(policy, self.config.decode.n_workers(), self.params.warmup))
+    }
+
+    fn run_virtual(
+        &self,
+        tap: bool,
+        durations: Durations,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(Timeline, Vec<Duration>), BenchError> {
+        let probe = Probe::new(Instant::now());
+        let parts = self.parts(tap, &probe)?;
+        let eog = parts.tokenizer.end_tokens().to_vec();
+        let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
+        let n_prefill = parts.prefill.len();
+        let dispatcher = Dispatcher::new(n_prefill, &n_slots, parts.policy, parts.calibration, parts.limits);
+        let prefill = parts.prefill.into_iter().map(|EngineWorker { runner, .. }| {
+            let scheduler = PrefillWorker::new(runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+            Worker::new(scheduler, self.memo.wrap(&probe, runner))
+        });
+        let decode = parts.decode.into_iter().map(|EngineWorker { runner, .. }| {
+            let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog);
+            Worker::new(scheduler, runner)
+        });
+        let run = VirtualRun::new(dispatcher, prefill.collect(), decode.collect(), probe.clone(), durations);
+        run.run(&self.requests, progress)
+    }
+
+    fn run_engine(&self, tap: bool, progress: &mut dyn FnMut(usize)) -> Result<Timeline, BenchError> {
+        let started = Instant::now();
+        let probe = Probe::new(started);
+        let engine = Engine::start(self.parts(tap, &probe)?)?;
+        run_real(&engine, &self.requests, &probe, started, progress)
+    }
+
+    /// Fresh workers and a fresh policy, watched by the probe. Every policy's prefill counts the same layers, so that
+    /// no policy's prompts are cheaper.
+    fn parts(&self, tap: bool, probe: &Probe) -> Result<EngineParts, BenchError> {
+        let watch = |mut workers: Vec<EngineWorker>| -> Vec<EngineWorker> {
+            let watched = workers.drain(..).enumerate().map(|(index, worker)| EngineWorker {
+                runner: probe.watch(WorkerId(index as u32), worker.runner),
+                ..worker
+            });
+            watched.collect()
+        };
+        let tapped = self.calibration.as_ref().map(|c| c.layers.clone()).unwrap_or_default();
+        let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
+        Ok(EngineParts {
+            prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
+            decode: watch(self.model.decode_workers(&self.config, tap)?),
+            tokenizer: self.model.tokenizer(),
+            policy: probe.watch_policy(policy),
+            calibration: self.calibration.clone(),
+            limits: self.config.limits,
+            chunk: self.config.chunk,
+            n_expert: self.model.moe_shape().map_or(0, |shape| shape.n_expert),
+        })
+    }
+
+    fn report(self, runs: Vec<RunSummary>) -> Result<BenchReport, BenchError> {
+        let shape = self.model.moe_shape();
+        let size = |f: fn(&crate::types::MoeShape) -> u32| shape.map_or(0, f);
+        let path = &self.params.model;
+        let inflated = self.model.metadata().iter().any(|(key, _)| key == "eldr.inflate.factor");
+        let mut notes = Vec::new();
+        if self.params.clock == Clock::Virtual {
+            notes.push(
+                "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \
+                 advance on a virtual clock. Prefill steps were computed once and replayed for the other policies."
+                    .to_owned(),
+            );
+        }
+        if inflated {
+            notes.push(
+                "The model is inflated: zero rows make its experts larger, its outputs are unchanged.".to_owned(),
+            );
+        }
+        Ok(BenchReport {
+            version: REPORT_VERSION,
+            machine: Machine::detect(
+                Some(versions().llama_cpp),
+                devices().into_iter().map(|device| device.name).collect(),
+            ),
+            model: ModelInfo {
+                path: path.display().to_string(),
+                sha256: file_sha256(path)?,
+                n_layer_moe: size(|s| s.n_layer_moe() as u32),
+                n_expert: size(|s| s.n_expert),
+                n_expert_used: size(|s| s.n_expert_used),
+                inflated,
+            },
+            clock: self.params.clock,
+            prefill: self.config.prefill.n_workers() as u32,
+            decode: self.config.decode.n_workers() as u32,
+            rate: self.params.arrivals.rate(),
+            seed: self.params.seed,
+            workload: Some(self.params.workload.display().to_string()),
+            arrivals: Some(self.params.arrivals.to_string()),
+            calibration: self.calibration.map(|c| CalibrationInfo {
+                path: self.config.calibration.as_ref().map(|path| path.display().to_string()),
+                rho: c.rho,
+                n_layer: c.layers.len() as u32,
+                tau: self.config.tau.unwrap_or(c.tau),
+                min_band: self.config.min_band,
+            }),
+            notes,
+            runs,
+            extra: serde_json::Map::new(),
+        })
+    }
+}
+
+/// The workload's requests with their arrival times. Every output has exactly its `max_tokens` tokens, so that all
+/// policies do the same work.
+fn prepare(params: &BenchParams, model: &LoadedModel, items: &[WorkloadItem]) -> Result<Vec<BenchRequest>, BenchError> {
+    let tokenizer = model.tokenizer();
+    let n_ctx_slot = params.config.n_ctx_slot.min(model.facts().n_ctx_train);
+    let times = params.arrivals.times(items.len(), params.seed)?;
+    let request = |(index, (item, arrival)): (usize, (&WorkloadItem, Duration))| {
+        let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;
+        let max_tokens = item.max_tokens.unwrap_or(params.default_max_tokens);
+        if prompt.len() + max_tokens as usize > n_ctx_slot as usize {
+            let n = prompt.len();
+            let why = format!(
+                "{n} prompt tokens and {max_tokens} to generate do not fit a slot of {n_ctx_slot} tokens: shorten them \
+                 or give each slot more context (--ctx)"
+            );
+            return Err(BenchError::Prompt(item.id.clone(), why));
+        }
+        let sampling = SamplingParams {
+            temperature: params.temperature,
+            seed: params.seed.wrapping_mul(0x1_0000_0001).wrapping_add(index as u64),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        let request = Request { prompt, max_tokens, sampling, domain: item.domain.clone(), deadline: None };
+        Ok(BenchRequest { name: item.id.clone(), arrival, request: Arc::new(request) })
+    };
+    items.iter().zip(times).enumerate().map(request).collect()
+}
+
+fn file_sha256(path: &Path) -> Result<String, BenchError> {
+    let fail = |source| BenchError::File { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(fail)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut buffer).map_err(fail)?;
+        if n == 0 {
+            break;
+        }
+        hash.update(&buffer[..n]);
+    }
+    Ok(hash.finalize().iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}")))
+}

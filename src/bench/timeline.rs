@@ -1,0 +1,114 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    bench::{Seen, tokens_sha256},
+    metrics::{RunMetrics, RunSummary, StepRecord},
+    route::PolicyKind,
+    types::{RequestId, Token},
+};
+
+/// Everything that happened in one run, by its time since the start, on either clock.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    requests: BTreeMap<RequestId, RequestLine>,
+    seen: Seen,
+}
+
+#[derive(Debug, Default)]
+struct RequestLine {
+    name: String,
+    arrival: Duration,
+    /// When its decode worker was first chosen.
+    admitted: Option<Duration>,
+    tokens: Vec<(Duration, Token)>,
+    failed: bool,
+}
+
+impl Timeline {
+    /// A request arrived.
+    pub fn arrived(&mut self, id: RequestId, name: &str, at: Duration) {
+        self.requests.insert(id, RequestLine { name: name.to_owned(), arrival: at, ..RequestLine::default() });
+    }
+
+    /// Its decode worker was chosen.
+    pub fn admitted(&mut self, id: RequestId, at: Duration) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.admitted.get_or_insert(at);
+        }
+    }
+
+    /// It drew a token.
+    pub fn token(&mut self, id: RequestId, token: Token, at: Duration) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.tokens.push((at, token));
+        }
+    }
+
+    /// It could not be run.
+    pub fn failed(&mut self, id: RequestId) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.failed = true;
+        }
+    }
+
+    /// Takes in what a probe saw. `at` gives the time instead of the probe's own clock.
+    pub fn saw(&mut self, seen: Seen, at: Option<Duration>) {
+        let stamp = |own| at.unwrap_or(own);
+        self.seen.batches.extend(seen.batches.into_iter().map(|(own, batch)| (stamp(own), batch)));
+        self.seen.handoffs.extend(seen.handoffs.into_iter().map(|(own, took)| (stamp(own), took)));
+        self.seen.decisions.extend(seen.decisions.into_iter().map(|(own, d, took)| (stamp(own), d, took)));
+    }
+
+    /// One hash over every request's tokens.
+    pub fn tokens_sha256(&self) -> String {
+        let tokens: Vec<(&str, Vec<Token>)> = self
+            .requests
+            .values()
+            .map(|request| (request.name.as_str(), request.tokens.iter().map(|&(_, token)| token).collect()))
+            .collect();
+        let outputs: Vec<(&str, &[Token])> = tokens.iter().map(|(name, tokens)| (*name, tokens.as_slice())).collect();
+        tokens_sha256(&outputs)
+    }
+
+    /// The decode batches of another run of the same schedule, which counted experts, in place of this run's.
+    pub fn take_batches(&mut self, counted: Self) {
+        self.seen.batches = counted.seen.batches;
+    }
+
+    /// The run in numbers, without its warm-up: the first `warmup` share of requests to reach a decode worker, and all
+    /// that happened before the next one did. What happened after the last one did (the batches only shrink then) is
+    /// left out too, except that every measured request counts to its end.
+    pub fn summarise(self, policy: PolicyKind, n_workers: usize, warmup: f64) -> RunSummary {
+        let sha256 = self.tokens_sha256();
+        let mut order: Vec<(Duration, RequestId)> =
+            self.requests.iter().filter_map(|(&id, request)| Some((request.admitted?, id))).collect();
+        order.sort_unstable();
+        let n_warmup = ((order.len() as f64 * warmup) as usize).min(order.len().saturating_sub(1));
+        let measured = &order[n_warmup.min(order.len())..];
+        let (from, to) = match (measured.first(), measured.last()) {
+            (Some(&(from, _)), Some(&(to, _))) => (from, to),
+            _ => (Duration::ZERO, Duration::MAX),
+        };
+        let mut metrics = RunMetrics::new(n_workers);
+        for (_, id) in measured {
+            let request = &self.requests[id];
+            let times: Vec<Duration> = request.tokens.iter().map(|&(at, _)| at).collect();
+            if !request.failed && !times.is_empty() {
+                metrics.finished(request.arrival, &times);
+            }
+        }
+        // Requests that end in their prefill never reach a decode worker; those that fail count wherever they are.
+        self.requests.values().filter(|request| request.failed).for_each(|_| metrics.failed());
+        let inside = |at: &Duration| (from..=to).contains(at);
+        for (_, batch) in self.seen.batches.iter().filter(|(at, _)| inside(at)) {
+            metrics.stepped(StepRecord { worker: batch.worker, n_batch: batch.n_batch, n_distinct: &batch.n_distinct });
+        }
+        for (_, took) in self.seen.handoffs.iter().filter(|(at, _)| inside(at)) {
+            metrics.handed_off(*took);
+        }
+        for (_, decision, took) in self.seen.decisions.iter().filter(|(at, ..)| inside(at)) {
+            metrics.routed(decision, *took);
+        }
+        metrics.summarise(policy, sha256)
+    }
+}

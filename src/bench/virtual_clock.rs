@@ -1,0 +1,216 @@
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    bench::{BenchError, BenchRequest, Probe, Timeline},
+    schedule::{Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, WorkerEvent},
+    types::{FinishReason, RequestId, WorkerId},
+};
+
+/// One run on a virtual clock: every step is really computed and timed, alone on the machine, and takes that long on
+/// the clock; arrivals and hand-offs happen between steps, so that many workers can be measured on few cores.
+///
+/// The schedulers and the dispatcher are the engine's own; only the threads are not there.
+pub struct VirtualRun {
+    now: Duration,
+    dispatcher: Dispatcher,
+    prefill: Vec<Worker<PrefillWorker>>,
+    decode: Vec<Worker<DecodeWorker>>,
+    probe: Probe,
+    pending: BinaryHeap<Reverse<(Duration, u64)>>,
+    happenings: BTreeMap<u64, Happening>,
+    n_happenings: u64,
+    timeline: Timeline,
+    durations: Durations,
+}
+
+/// A worker's scheduler and runner, and whether a step of it is running on the clock.
+pub struct Worker<S> {
+    scheduler: S,
+    runner: Box<dyn ModelRunner>,
+    busy: bool,
+}
+
+/// How long each step takes, in the order they start.
+#[derive(Debug)]
+pub enum Durations {
+    /// As long as it took.
+    Measure(Vec<Duration>),
+    /// As long as it took in an earlier run of the same schedule.
+    Replay(std::vec::IntoIter<Duration>),
+}
+
+enum Happening {
+    Arrival(usize),
+    StepDone(Source, Vec<WorkerEvent>),
+}
+
+impl<S> Worker<S> {
+    /// A worker with nothing to do.
+    pub fn new(scheduler: S, runner: Box<dyn ModelRunner>) -> Self {
+        Self { scheduler, runner, busy: false }
+    }
+}
+
+impl VirtualRun {
+    /// A run over these workers. `probe` watches their runners.
+    pub fn new(
+        dispatcher: Dispatcher,
+        prefill: Vec<Worker<PrefillWorker>>,
+        decode: Vec<Worker<DecodeWorker>>,
+        probe: Probe,
+        durations: Durations,
+    ) -> Self {
+        Self {
+            now: Duration::ZERO,
+            dispatcher,
+            prefill,
+            decode,
+            probe,
+            pending: BinaryHeap::new(),
+            happenings: BTreeMap::new(),
+            n_happenings: 0,
+            timeline: Timeline::default(),
+            durations,
+        }
+    }
+
+    /// Serves the requests at their arrival times; gives what happened and how long each step took. `progress` hears
+    /// the number of ended requests.
+    pub fn run(
+        mut self,
+        requests: &[BenchRequest],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(Timeline, Vec<Duration>), BenchError> {
+        for (index, request) in requests.iter().enumerate() {
+            self.at(request.arrival, Happening::Arrival(index));
+        }
+        // Whatever the probe saw before belongs to the warm-up.
+        self.probe.take();
+        let mut n_ended = 0;
+        while let Some(Reverse((at, number))) = self.pending.pop() {
+            self.now = at;
+            let Some(happening) = self.happenings.remove(&number) else { continue };
+            let mut commands = Vec::new();
+            match happening {
+                Happening::Arrival(index) => {
+                    let id = RequestId(index as u64);
+                    let request = &requests[index];
+                    self.timeline.arrived(id, &request.name, at);
+                    let submitted = self.dispatcher.submit(id, Arc::clone(&request.request), at, &mut commands);
+                    if submitted.is_err() {
+                        self.timeline.failed(id);
+                        n_ended += 1;
+                    }
+                }
+                Happening::StepDone(source, events) => {
+                    self.worker_done(source);
+                    for event in events {
+                        if let WorkerEvent::Token { id, token } = event {
+                            self.timeline.token(id, token, at);
+                        }
+                        self.dispatcher.on_event(source, event, &mut commands);
+                    }
+                }
+            }
+            self.timeline.saw(self.probe.take(), Some(at));
+            n_ended += self.carry_out(commands);
+            progress(n_ended);
+            self.start_steps()?;
+        }
+        if self.dispatcher.n_active() > 0 {
+            return Err(BenchError::Stuck { n_active: self.dispatcher.n_active() });
+        }
+        let durations = match self.durations {
+            Durations::Measure(durations) => durations,
+            Durations::Replay(rest) if rest.len() > 0 => return Err(BenchError::OtherSchedule),
+            Durations::Replay(_) => Vec::new(),
+        };
+        Ok((self.timeline, durations))
+    }
+
+    fn at(&mut self, at: Duration, happening: Happening) {
+        self.pending.push(Reverse((at, self.n_happenings)));
+        self.happenings.insert(self.n_happenings, happening);
+        self.n_happenings += 1;
+    }
+
+    fn worker_done(&mut self, source: Source) {
+        match source {
+            Source::Prefill(worker) => self.prefill[worker.index()].busy = false,
+            Source::Decode(worker) => self.decode[worker.index()].busy = false,
+        }
+    }
+
+    /// Gives the work out; how many requests ended.
+    fn carry_out(&mut self, commands: Vec<Command>) -> usize {
+        let mut n_ended = 0;
+        for command in commands {
+            match command {
+                Command::Prefill(worker, job) => self.prefill[worker.index()].scheduler.admit(job),
+                Command::Decode(worker, handoff, _) => {
+                    self.timeline.admitted(handoff.job.id, self.now);
+                    self.decode[worker.index()].scheduler.admit(handoff);
+                }
+                Command::Cancel(Source::Prefill(worker), id, reason) => {
+                    self.prefill[worker.index()].scheduler.cancel(id, reason);
+                }
+                Command::Cancel(Source::Decode(worker), id, reason) => {
+                    self.decode[worker.index()].scheduler.cancel(id, reason);
+                }
+                Command::End(id, outcome) => {
+                    n_ended += 1;
+                    if !matches!(outcome, Outcome::Finished(FinishReason::Stop | FinishReason::Length, _)) {
+                        self.timeline.failed(id);
+                    }
+                }
+            }
+        }
+        n_ended
+    }
+
+    /// Computes the next step of every worker that has one and is not in one.
+    fn start_steps(&mut self) -> Result<(), BenchError> {
+        for index in 0..self.prefill.len() {
+            let worker = &mut self.prefill[index];
+            if !worker.busy && !worker.scheduler.is_idle() {
+                worker.busy = true;
+                let mut events = Vec::new();
+                let start = Instant::now();
+                worker.scheduler.step(worker.runner.as_mut(), &mut events);
+                self.started(Source::Prefill(WorkerId(index as u32)), events, start.elapsed())?;
+            }
+        }
+        for index in 0..self.decode.len() {
+            let worker = &mut self.decode[index];
+            if !worker.busy && !worker.scheduler.is_idle() {
+                worker.busy = true;
+                let mut events = Vec::new();
+                let start = Instant::now();
+                worker.scheduler.step(worker.runner.as_mut(), &mut events);
+                self.started(Source::Decode(WorkerId(index as u32)), events, start.elapsed())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn started(&mut self, source: Source, events: Vec<WorkerEvent>, took: Duration) -> Result<(), BenchError> {
+        let took = took + self.probe.take_replayed();
+        let took = match &mut self.durations {
+            Durations::Measure(durations) => {
+                durations.push(took);
+                took
+            }
+            Durations::Replay(rest) => rest.next().ok_or(BenchError::OtherSchedule)?,
+        };
+        let done = self.now + took;
+        // What the probe saw happened when the step ends on the clock.
+        self.timeline.saw(self.probe.take(), Some(done));
+        self.at(done, Happening::StepDone(source, events));
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! The options that several verbs share, and the engine configuration they make.
+//!
+//! Never sets a default of its own: what is not given is the configuration's.
+
+use std::path::PathBuf;
+
+use clap::{
+    Args,
+    builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser},
+};
+use eldr::{
+    engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration},
+    route::PolicyKind,
+};
+
+use super::error::CliError;
+
+/// Which model, and how it is loaded and run.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// GGUF model; the shipped test model without it
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Use the devices of the RPC server there; may be repeated
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    pub rpc: Vec<String>,
+    /// Tokens of a slot, prompt and output together
+    #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
+    ctx: Option<u32>,
+    /// Sequences a worker holds
+    #[arg(long, value_name = "N")]
+    slots: Option<u32>,
+    /// Prompt tokens a prefill step runs
+    #[arg(long, value_name = "N")]
+    chunk: Option<u32>,
+    /// Threads of each CPU worker; 0 divides the cores
+    #[arg(short, long, value_name = "N")]
+    threads: Option<u32>,
+    /// Flash attention
+    #[arg(long, value_name = "WHERE", value_parser = flash_attention())]
+    flash_attn: Option<FlashAttention>,
+    /// Type of keys and values
+    #[arg(long, value_name = "TYPE", value_parser = kv_format())]
+    kv_type: Option<KvFormat>,
+    /// Layers on the device, as llama.cpp's -ngl
+    #[arg(long, value_name = "N")]
+    n_gpu_layers: Option<u32>,
+    /// Keep all experts in host memory
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    cpu_moe: Option<bool>,
+    /// Keep the experts of the first N layers in host memory
+    #[arg(long, value_name = "N")]
+    n_cpu_moe: Option<u32>,
+    /// Read the model file instead of mapping it
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    no_mmap: Option<bool>,
+    /// Let ggml repack weights and use AMX; `eldr doctor` tries it safely
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    extra_bufts: Option<bool>,
+}
+
+/// The workers and their queues.
+#[derive(Debug, Clone, Default, Args)]
+pub struct WorkerArgs {
+    /// Prefill workers: 1, 1@cpu or 1@cuda:0,1@cuda:1
+    #[arg(long, value_name = "WORKERS")]
+    pub prefill: Option<WorkerList>,
+    /// Decode workers: 8, 8@cpu or 2@cuda:0,2@cuda:1
+    #[arg(long, value_name = "WORKERS")]
+    pub decode: Option<WorkerList>,
+    /// Requests that may wait; one more is refused
+    #[arg(long, value_name = "N")]
+    max_queue: Option<usize>,
+    /// Requests given to a prefill worker at a time
+    #[arg(long, value_name = "N")]
+    max_prefill: Option<usize>,
+    /// Prefilled requests that may wait for a decode slot
+    #[arg(long, value_name = "N")]
+    max_handoffs: Option<usize>,
+    /// Times a request is prefilled again before it fails
+    #[arg(long, value_name = "N")]
+    max_retries: Option<u32>,
+}
+
+/// How requests are routed.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RouteArgs {
+    /// Calibration file, from `eldr calibrate`
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+    /// Width of the locality band; the calibration's without it
+    #[arg(long, value_name = "TAU")]
+    pub tau: Option<f32>,
+    /// Fewest workers of the locality band
+    #[arg(long, value_name = "N")]
+    min_band: Option<u32>,
+}
+
+/// A switch whose value may be given, so that a setting of the file can be switched off again.
+pub fn switch() -> BoolishValueParser {
+    BoolishValueParser::new()
+}
+
+/// The number of decode workers that a calibration was made for, where no other was asked for.
+pub fn calibrated_workers(workers: &WorkerArgs, route: &RouteArgs) -> Result<Option<u32>, CliError> {
+    let (None, Some(path)) = (&workers.decode, &route.calibration) else { return Ok(None) };
+    let n_workers = read_calibration(path).map_err(EngineError::from)?.n_workers();
+    u32::try_from(n_workers).map(Some).map_err(|_| CliError::input("the calibration has too many workers"))
+}
+
+fn flash_attention() -> impl TypedValueParser<Value = FlashAttention> {
+    PossibleValuesParser::new(["auto", "on", "off"]).map(|name| match name.as_str() {
+        "on" => FlashAttention::On,
+        "off" => FlashAttention::Off,
+        _ => FlashAttention::Auto,
+    })
+}
+
+fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
+    PossibleValuesParser::new(["f16", "q8_0", "f32"]).map(|name| match name.as_str() {
+        "q8_0" => KvFormat::Q8_0,
+        "f32" => KvFormat::F32,
+        _ => KvFormat::F16,
+    })
+}
+
+impl ModelArgs {
+    /// Puts what was given into `config`.
+    pub fn configure(&self, config: &mut EngineConfig) {
+        put(&mut config.n_ctx_slot, self.ctx);
+        put(&mut config.n_slots, self.slots);
+        // A batch is no longer than the slots it fills.
+        config.chunk = self.chunk.unwrap_or(config.chunk.min(config.n_ctx_slot.max(1)));
+        put(&mut config.n_threads, self.threads);
+        put(&mut config.flash_attention, self.flash_attn);
+        put(&mut config.kv_format, self.kv_type);
+        put(&mut config.n_gpu_layers, self.n_gpu_layers.map(Some));
+        put(&mut config.cpu_moe, self.cpu_moe);
+        put(&mut config.n_cpu_moe, self.n_cpu_moe);
+        put(&mut config.use_mmap, self.no_mmap.map(|no| !no));
+        put(&mut config.extra_bufts, self.extra_bufts);
+    }
+}
+
+impl WorkerArgs {
+    /// Puts what was given into `config`.
+    pub fn configure(&self, config: &mut EngineConfig) {
+        put(&mut config.prefill, self.prefill.clone());
+        put(&mut config.decode, self.decode.clone());
+        put(&mut config.limits.max_queue, self.max_queue);
+        put(&mut config.limits.max_prefill, self.max_prefill);
+        put(&mut config.limits.max_handoffs, self.max_handoffs);
+        put(&mut config.limits.max_retries, self.max_retries);
+    }
+}
+
+impl RouteArgs {
+    /// Puts what was given into `config`; a calibration alone asks for the policy that uses it.
+    pub fn configure(&self, config: &mut EngineConfig, policy: Option<PolicyKind>) {
+        let implied = self.calibration.as_ref().map(|_| PolicyKind::LocalityBand);
+        put(&mut config.policy, policy.or(implied));
+        config.calibration.clone_from(&self.calibration);
+        config.tau = self.tau;
+        put(&mut config.min_band, self.min_band);
+    }
+}
+
+/// Overwrites a default with what was given.
+fn put<T>(place: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *place = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct All {
+        #[command(flatten)]
+        model: ModelArgs,
+        #[command(flatten)]
+        workers: WorkerArgs,
+        #[command(flatten)]
+        route: RouteArgs,
+    }
+
+    fn config(args: &str) -> EngineConfig {
+        let all = All::try_parse_from(["eldr"].into_iter().chain(args.split_whitespace())).expect("valid");
+        let mut config = EngineConfig::default();
+        all.model.configure(&mut config);
+        all.workers.configure(&mut config);
+        all.route.configure(&mut config, None);
+        config
+    }
+
+    #[test]
+    fn nothing_given_is_the_default() {
+        assert_eq!(config(""), EngineConfig::default());
+    }
+
+    #[test]
+    fn every_part_of_the_configuration_is_reachable() {
+        let got = config(
+            "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
+             q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
+             --min-band 2 --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
+        );
+        let mut want = EngineConfig {
+            prefill: "1@cuda:0".parse().expect("valid"),
+            decode: "2@cuda:0,2@cuda:1".parse().expect("valid"),
+            n_slots: 3,
+            n_ctx_slot: 100,
+            chunk: 7,
+            n_threads: 2,
+            flash_attention: FlashAttention::On,
+            kv_format: KvFormat::Q8_0,
+            n_gpu_layers: Some(5),
+            cpu_moe: true,
+            n_cpu_moe: 4,
+            use_mmap: false,
+            extra_bufts: true,
+            policy: PolicyKind::LocalityBand,
+            calibration: Some("c".into()),
+            tau: Some(0.2),
+            min_band: 2,
+            ..EngineConfig::default()
+        };
+        want.limits.max_queue = 9;
+        want.limits.max_prefill = 8;
+        want.limits.max_handoffs = 6;
+        want.limits.max_retries = 1;
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn a_switch_can_be_switched_off_again() {
+        assert!(!config("--cpu-moe=off").cpu_moe);
+        assert!(config("--no-mmap=0").use_mmap);
+    }
+}

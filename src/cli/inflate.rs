@@ -1,0 +1,83 @@
+//! `eldr inflate`: a model with larger experts and the same outputs.
+//!
+//! Never replaces a file unless told to.
+
+use std::{error::Error as _, io, path::PathBuf};
+
+use clap::Args;
+use eldr::engine::{InflateError, InflateReport, InflateTarget, inflate};
+use serde_json::json;
+
+use super::{
+    error::CliError,
+    model::shipped_or,
+    output::Output,
+    progress,
+    size::{self, show},
+};
+
+#[derive(Debug, Args)]
+pub struct InflateArgs {
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// GGUF model; the shipped test model without it
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// GGUF file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Times the experts' hidden dimension grows
+    #[arg(long, value_name = "N")]
+    factor: Option<f64>,
+    /// Size of the new file, such as 1GiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    size: Option<u64>,
+    /// Replace the output file
+    #[arg(long)]
+    force: bool,
+}
+
+impl InflateArgs {
+    pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        let target = match (self.factor, self.size) {
+            (Some(factor), None) => InflateTarget::Factor(factor),
+            (None, Some(bytes)) => InflateTarget::Bytes(bytes),
+            _ => return Err(CliError::usage("give one of --factor N and --size SIZE")),
+        };
+        let input = shipped_or(self.model.as_ref())?;
+        let bar = progress::bar(1, "writing");
+        let report = inflate(&input, &self.output, target, self.force, |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let InflateReport { n_ff, n_bytes, n_grown } = report.map_err(to_cli)?;
+        output.line(&format!(
+            "wrote {}: {} instead of {}, experts of {} instead of {} rows in {n_grown} tensors; its outputs and picks \
+             are those of {}",
+            self.output.display(),
+            show(n_bytes.1),
+            show(n_bytes.0),
+            n_ff.1,
+            n_ff.0,
+            input.display()
+        ))?;
+        output.json(&json!({
+            "input": input.display().to_string(),
+            "output": self.output.display().to_string(),
+            "n_ff": { "before": n_ff.0, "after": n_ff.1 },
+            "n_bytes": { "before": n_bytes.0, "after": n_bytes.1 },
+            "n_grown": n_grown,
+        }))
+    }
+}
+
+/// A full disk is no fault of the input.
+fn to_cli(error: InflateError) -> CliError {
+    let system = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    match system.map(io::Error::kind) {
+        None | Some(io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => CliError::input(error),
+        Some(_) => CliError::failed(error),
+    }
+}

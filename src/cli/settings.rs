@@ -1,0 +1,200 @@
+//! Every option of every verb as a setting: from the configuration file, over it the environment, over both the flags.
+//!
+//! Never interprets a value; the option's own parser judges it, wherever it came from.
+
+use std::{ffi::OsString, fs, ops::Range, path::PathBuf};
+
+use clap::{Arg, ArgAction, Command, builder::OsStr};
+use toml::de::{DeTable, DeValue};
+
+use super::error::CliError;
+
+/// Options of one call, which no file or environment should carry over to another.
+const NOT_SETTINGS: [&str; 10] =
+    ["config", "factor", "force", "help", "json", "output", "prompt", "size", "svg", "version"];
+
+/// The name of the environment's setting for the option `--long`.
+pub fn env_name(long: &str) -> String {
+    format!("ELDR_{}", long.replace('-', "_").to_uppercase())
+}
+
+/// The options of `command` and its verbs that are settings, sorted.
+pub fn names(command: &Command) -> Vec<String> {
+    let verbs = command.get_subcommands().flat_map(Command::get_arguments);
+    let mut names: Vec<String> =
+        command.get_arguments().chain(verbs).filter_map(setting_name).map(str::to_owned).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+fn setting_name(arg: &Arg) -> Option<&str> {
+    arg.get_long().filter(|long| !NOT_SETTINGS.contains(long) && arg.get_action().takes_values())
+}
+
+/// `command` with the settings of the file that `args` or the environment name, and of the environment, as defaults.
+pub fn apply(command: Command, args: &[OsString], env: impl Fn(&str) -> Option<OsString>) -> Result<Command, CliError> {
+    let env = |name: &str| env(name).filter(|value| !value.is_empty());
+    let command = match config_path(args).or_else(|| env(&env_name("config")).map(PathBuf::from)) {
+        Some(path) => apply_file(command, &path)?,
+        None => command,
+    };
+    apply_env(command, env)
+}
+
+/// The value of `--config` before a lone `--`.
+fn config_path(args: &[OsString]) -> Option<PathBuf> {
+    let mut args = args.iter().take_while(|arg| *arg != "--");
+    while let Some(arg) = args.next() {
+        if arg == "--config" {
+            return args.next().map(PathBuf::from);
+        }
+        // A path that is not Unicode has to be an argument of its own.
+        if let Some(path) = arg.to_str().and_then(|arg| arg.strip_prefix("--config=")) {
+            return Some(PathBuf::from(path));
+        }
+    }
+    None
+}
+
+/// A value for an option, and where it was found.
+struct Found {
+    values: Vec<OsString>,
+    place: String,
+}
+
+fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError> {
+    let shown = path.display();
+    let text = fs::read_to_string(path)
+        .map_err(|error| CliError::usage(format!("cannot read the configuration {shown}: {error}")))?;
+    let place =
+        |span: Range<usize>| format!("{shown}, line {}", 1 + text[..span.start.min(text.len())].matches('\n').count());
+    let table = DeTable::parse(&text).map_err(|error| {
+        let place = error.span().map_or_else(|| shown.to_string(), place);
+        CliError::usage(format!("{place}: {}", error.message()))
+    })?;
+    let known = names(&command);
+    let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    // Tables last, so that what is set for one verb outweighs what is set for all.
+    let (tables, plain): (Vec<_>, Vec<_>) =
+        table.get_ref().iter().partition(|(_, value)| matches!(value.get_ref(), DeValue::Table(_)));
+    for (key, value) in plain {
+        let name = key.get_ref().as_ref();
+        if !known.iter().any(|known| known == name) {
+            let place = place(key.span());
+            let known = known.join(", ");
+            return Err(CliError::usage(format!("{place}: unknown key '{name}'; the keys are {known}")));
+        }
+        let place = place(key.span());
+        let found = Found { values: values_of(value.get_ref(), &place, name)?, place };
+        command = set(command, name, None, &found)?;
+    }
+    for (verb, value) in tables {
+        let DeValue::Table(table) = value.get_ref() else { continue };
+        let name = verb.get_ref().as_ref();
+        if !verbs.iter().any(|known| known == name) {
+            let place = place(verb.span());
+            let verbs = verbs.join(", ");
+            return Err(CliError::usage(format!("{place}: unknown table '{name}'; the verbs are {verbs}")));
+        }
+        let known: Vec<String> = command
+            .get_subcommands()
+            .filter(|sub| sub.get_name() == name)
+            .flat_map(Command::get_arguments)
+            .filter_map(setting_name)
+            .map(str::to_owned)
+            .collect();
+        for (key, value) in table {
+            let place = place(key.span());
+            let key = key.get_ref().as_ref();
+            if !known.iter().any(|known| known == key) {
+                let known = known.join(", ");
+                return Err(CliError::usage(format!("{place}: unknown key '{key}' of {name}; its keys are {known}")));
+            }
+            let found = Found { values: values_of(value.get_ref(), &place, key)?, place };
+            command = set(command, key, Some(name), &found)?;
+        }
+    }
+    Ok(command)
+}
+
+fn apply_env(mut command: Command, env: impl Fn(&str) -> Option<OsString>) -> Result<Command, CliError> {
+    for name in names(&command) {
+        let place = env_name(&name);
+        if let Some(value) = env(&place) {
+            command = set(command, &name, None, &Found { values: vec![value], place })?;
+        }
+    }
+    Ok(command)
+}
+
+/// What a TOML value would be on the command line.
+fn values_of(value: &DeValue<'_>, place: &str, name: &str) -> Result<Vec<OsString>, CliError> {
+    let refuse = |what: &str| Err(CliError::usage(format!("{place}: {name} is {what}, which no setting is")));
+    Ok(match value {
+        DeValue::String(text) => vec![text.as_ref().into()],
+        DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => vec![number.to_string().into()],
+            Err(_) => return refuse("too large a number"),
+        },
+        DeValue::Float(number) => vec![number.as_str().into()],
+        DeValue::Boolean(on) => vec![on.to_string().into()],
+        DeValue::Array(items) => {
+            let items = items.iter().map(|item| values_of(item.get_ref(), place, name));
+            items.collect::<Result<Vec<_>, _>>()?.concat()
+        }
+        DeValue::Datetime(_) => return refuse("a date"),
+        DeValue::Table(_) => return refuse("a table"),
+    })
+}
+
+/// Makes `found` the default of the option `name` of `verb`, or of every verb that has it.
+fn set(command: Command, name: &str, verb: Option<&str>, found: &Found) -> Result<Command, CliError> {
+    let mut error = None;
+    let mut set_one = |arg: Arg| {
+        if setting_name(&arg) != Some(name) {
+            return arg;
+        }
+        if let Err(why) = check(&arg, found) {
+            error.get_or_insert(why);
+            return arg;
+        }
+        arg.required(false).default_values(found.values.iter().map(OsStr::from))
+    };
+    let mut command = if verb.is_none() { command.mut_args(&mut set_one) } else { command };
+    let verbs: Vec<String> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    for sub in verbs.iter().filter(|sub| verb.is_none_or(|verb| verb == *sub)) {
+        command = command.mut_subcommand(sub, |sub| sub.mut_args(&mut set_one));
+    }
+    error.map_or(Ok(command), Err)
+}
+
+/// Parses the value as if it were given on the command line.
+fn check(arg: &Arg, found: &Found) -> Result<(), CliError> {
+    let name = arg.get_long().unwrap_or_default();
+    if found.values.len() != 1 && !matches!(arg.get_action(), ArgAction::Append) {
+        return Err(CliError::usage(format!("{}: {name} takes one value, not a list", found.place)));
+    }
+    let flags = found.values.iter().map(|value| {
+        let mut flag = OsString::from(format!("--{name}="));
+        flag.push(value);
+        flag
+    });
+    let alone = Command::new("eldr").no_binary_name(true).disable_help_flag(true).arg(arg.clone().required(false));
+    match alone.try_get_matches_from(flags) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(CliError::usage(format!("{}: {}", found.place, sentence(&error)))),
+    }
+}
+
+/// clap's message without its decoration, on one line.
+pub fn sentence(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let mut paragraphs = text.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
+    let first = paragraphs.next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
+    match paragraphs.find(|p| p.starts_with("tip: ")) {
+        Some(tip) => format!("{first} ({})", &tip["tip: ".len()..]),
+        None => first,
+    }
+}

@@ -1,0 +1,101 @@
+//! The bench on both clocks: the same outputs under every policy, a report that adds up, and a counting run that
+//! follows the timed one.
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use eldr::{
+    bench::{BenchParams, BenchReport, Clock, run, workload::Arrivals},
+    calibrate::{CalibrationParams, fit},
+    engine::{EngineConfig, LoadedModel, RecordPrompt, WorkerList, record, write_calibration},
+    route::PolicyKind,
+};
+
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data");
+const N_REQUESTS: usize = 24;
+
+fn config(decode: u32) -> EngineConfig {
+    EngineConfig {
+        prefill: WorkerList::best(1),
+        decode: WorkerList::best(decode),
+        n_slots: 6,
+        n_ctx_slot: 1024,
+        chunk: 128,
+        exact: true,
+        ..EngineConfig::default()
+    }
+}
+
+fn calibration(dir: &std::path::Path) -> PathBuf {
+    let config = config(1);
+    let path = PathBuf::from(DATA).join("tiny-moe-64x4.gguf");
+    let model = LoadedModel::load(&path, &config).unwrap();
+    let items = eldr::bench::workload::read(&PathBuf::from(DATA).join("task.calibration.jsonl")).unwrap();
+    let tokenizer = model.tokenizer();
+    let prompts: Vec<RecordPrompt> = items[..24]
+        .iter()
+        .map(|item| RecordPrompt {
+            id: item.id.clone(),
+            domain: item.domain.clone(),
+            tokens: tokenizer.tokenize(&item.prompt).unwrap(),
+            max_tokens: 12,
+        })
+        .collect();
+    let input = record(&model, &config, &prompts, &mut |_| {}).unwrap();
+    let params = CalibrationParams { n_workers: 3, ..CalibrationParams::default() };
+    let (calibration, _) = fit(&input, &params).unwrap();
+    let file = dir.join("task.safetensors");
+    write_calibration(&file, &calibration).unwrap();
+    file
+}
+
+fn params(clock: Clock, decode: u32, calibration: Option<PathBuf>) -> BenchParams {
+    BenchParams {
+        model: PathBuf::from(DATA).join("tiny-moe-64x4.gguf"),
+        workload: PathBuf::from(DATA).join("task.serve.jsonl"),
+        policies: PolicyKind::ALL.to_vec(),
+        clock,
+        arrivals: Arrivals::Poisson { rate: 200.0 },
+        n_requests: Some(N_REQUESTS),
+        seed: 1,
+        temperature: 0.8,
+        default_max_tokens: 16,
+        warmup: 0.2,
+        count_experts: true,
+        config: EngineConfig { calibration, ..config(decode) },
+    }
+}
+
+fn hashes(report: &BenchReport) -> BTreeSet<String> {
+    report.runs.iter().map(|run| run.tokens_sha256.clone()).collect()
+}
+
+#[test]
+fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let calibration = calibration(dir.path());
+    let report = run(&params(Clock::Virtual, 3, Some(calibration.clone())), &mut |_| {}).unwrap();
+    assert_eq!(report.runs.len(), PolicyKind::ALL.len());
+    for run in &report.runs {
+        assert_eq!(run.failed, 0, "{}", run.policy);
+        // The first fifth of the requests is warm-up.
+        assert_eq!(run.requests, 20, "{}", run.policy);
+        let (distinct, batch) = (run.experts_distinct.unwrap(), run.batch.unwrap());
+        assert!(distinct.mean >= 4.0 && distinct.mean <= 4.0 * batch.p99, "{}: {distinct:?}", run.policy);
+        assert!(run.tpot_ms.unwrap().p50 > 0.0 && run.ttft_ms.unwrap().p50 > 0.0);
+        assert!(run.handoff_ms.unwrap().p50 > 0.0 && run.route_us.unwrap().p50 > 0.0);
+    }
+    let virtual_hashes = hashes(&report);
+    assert_eq!(virtual_hashes.len(), 1, "{virtual_hashes:?}");
+
+    let balancers = vec![PolicyKind::RoundRobin, PolicyKind::LeastLoaded];
+    let one = BenchParams { policies: balancers.clone(), ..params(Clock::Virtual, 1, None) };
+    assert_eq!(hashes(&run(&one, &mut |_| {}).unwrap()), virtual_hashes);
+    let real = BenchParams { policies: balancers, ..params(Clock::Real, 2, None) };
+    assert_eq!(hashes(&run(&real, &mut |_| {}).unwrap()), virtual_hashes);
+
+    let json = serde_json::to_string(&report).unwrap();
+    let file = dir.path().join("bench.json");
+    fs::write(&file, &json).unwrap();
+    assert_eq!(serde_json::from_str::<BenchReport>(&json).unwrap().runs.len(), report.runs.len());
+}

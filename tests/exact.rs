@@ -1,0 +1,117 @@
+//! In the exact setting (CPU, flash attention off, `exact`) the text of a request does not depend on the
+//! policy, the number of workers, their threads, or who shares its batch.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use eldr::{
+    engine::{Engine, EngineConfig, FlashAttention, LoadedModel, RecordPrompt, WorkerList, record},
+    route::PolicyKind,
+    types::{Request, SamplingParams, Token},
+};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf");
+
+const PROMPTS: [&str; 12] = [
+    "def area(width, height):\n    return",
+    "Solve the equation: 3x + 5 = 20.",
+    "The patient reports chest pain since",
+    "This agreement is governed by the laws of",
+    "To install the package, open a terminal and",
+    "fn main() {\n    let mut total = 0;",
+    "Чтобы установить пакет, выполните команду",
+    "Pour installer le paquet, ouvrez un terminal et",
+    "要安装软件包,请打开终端",
+    "Compute 17 * 23.",
+    "Includes: acute bronchitis with",
+    "The licensor grants you a",
+];
+
+fn config(prefill: u32, decode: u32, n_slots: u32, n_threads: u32) -> EngineConfig {
+    EngineConfig {
+        prefill: WorkerList::best(prefill),
+        decode: WorkerList::best(decode),
+        n_slots,
+        n_ctx_slot: 256,
+        chunk: 32,
+        n_threads,
+        flash_attention: FlashAttention::Off,
+        exact: true,
+        ..EngineConfig::default()
+    }
+}
+
+fn requests(engine: &Engine, temperature: f32) -> Vec<Request> {
+    let request = |(index, text): (usize, &&str)| Request {
+        prompt: engine.tokenize(&text.repeat(1 + index % 4)).unwrap(),
+        max_tokens: 10 + 5 * u32::try_from(index % 5).unwrap(),
+        sampling: SamplingParams {
+            temperature,
+            top_k: 40,
+            penalty_repeat: 1.1,
+            seed: index as u64,
+            ignore_eos: true,
+            ..SamplingParams::default()
+        },
+        domain: None,
+        deadline: None,
+    };
+    PROMPTS.iter().enumerate().map(request).collect()
+}
+
+fn outputs(config: &EngineConfig, temperature: f32) -> Vec<Vec<Token>> {
+    let engine = LoadedModel::load(Path::new(MODEL), config).unwrap().engine(config).unwrap();
+    let streams: Vec<_> = requests(&engine, temperature).into_iter().map(|r| engine.submit(r).unwrap()).collect();
+    streams.into_iter().map(|stream| stream.collect().unwrap().tokens).collect()
+}
+
+/// Each request alone in its engine.
+fn one_by_one(temperature: f32) -> Vec<Vec<Token>> {
+    let config = config(1, 1, 1, 1);
+    let engine = LoadedModel::load(Path::new(MODEL), &config).unwrap().engine(&config).unwrap();
+    let run = |request| engine.submit(request).unwrap().collect().unwrap().tokens;
+    requests(&engine, temperature).into_iter().map(run).collect()
+}
+
+#[test]
+fn outputs_do_not_depend_on_policy_workers_threads_or_batch_mates() {
+    for temperature in [0.0, 0.8] {
+        let alone = one_by_one(temperature);
+        assert!(alone.iter().all(|tokens| tokens.len() >= 10));
+        for (prefill, decode, n_slots, n_threads) in [(1, 1, 8, 1), (1, 3, 4, 1), (2, 2, 5, 2)] {
+            for policy in [PolicyKind::RoundRobin, PolicyKind::Random, PolicyKind::LeastLoaded] {
+                let config = EngineConfig { policy, ..config(prefill, decode, n_slots, n_threads) };
+                let got = outputs(&config, temperature);
+                assert_eq!(got, alone, "{policy} over {decode} workers of {n_slots} slots, {n_threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn recorded_counts_conserve_tokens() {
+    let config = config(1, 1, 4, 1);
+    let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+    let tokenizer = model.tokenizer();
+    let prompts: Vec<RecordPrompt> = PROMPTS
+        .iter()
+        .enumerate()
+        .map(|(i, text)| RecordPrompt {
+            id: format!("p{i}"),
+            domain: None,
+            tokens: tokenizer.tokenize(text).unwrap(),
+            max_tokens: 9,
+        })
+        .collect();
+    let input = record(&model, &config, &prompts, &mut |_| {}).unwrap();
+    assert_eq!(input.n_requests(), PROMPTS.len());
+    for (index, prompt) in prompts.iter().enumerate() {
+        for layer in input.prefill().index_axis(ndarray::Axis(0), index).outer_iter() {
+            assert_eq!(layer.sum() as usize, 4 * prompt.tokens.len());
+        }
+        // The first of nine tokens is drawn by the prefill, so eight run.
+        for layer in input.decode().index_axis(ndarray::Axis(0), index).outer_iter() {
+            assert_eq!(layer.sum(), 4 * 8);
+        }
+    }
+}

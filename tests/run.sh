@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Every check of the project, cheap ones first; stops at the first that fails. The last line is the sum of all tests.
+#
+# Needs git, a C++ compiler and Rust; installs the rest or says how. Cargo's `release` profile throughout, so that
+# llama.cpp is compiled once.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=tests/scripts/prerequisites.sh
+. tests/scripts/prerequisites.sh
+
+log=$(mktemp)
+current=""
+
+summary() {
+    local code=$?
+    local sum passed failed
+    sum=$(sed -nE 's/^test result:.* ([0-9]+) passed; ([0-9]+) failed;.*/\1 \2/p' "$log" |
+        awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')
+    read -r passed failed <<<"$sum"
+    rm -f "$log"
+    if [ "$code" -ne 0 ]; then
+        # A stage that is not a test, or a test program that died, counts as one.
+        [ "$failed" -gt 0 ] || failed=1
+        echo "stopped in: ${current:-start}, after $SECONDS s"
+    else
+        echo "all done in $SECONDS s"
+    fi
+    echo "$passed passed, $failed failed"
+    exit "$code"
+}
+trap summary EXIT
+
+# stage NAME COMMAND..: runs it, shows its output, adds its tests to the sum.
+stage() {
+    current=$1
+    local began=$SECONDS
+    shift
+    echo "== $current"
+    "$@" </dev/null 2>&1 | tee -a "$log"
+    echo "== $current: ok, $((SECONDS - began)) s"
+}
+
+# Targets are listed by hand in Cargo.toml; one that is not would never run.
+all_targets_are_named() {
+    local file
+    for file in tests/*.rs tests/bench/*.rs examples/*.rs; do
+        grep -qF "path = \"$file\"" Cargo.toml || stop "$file is not named in Cargo.toml; add its entry"
+    done
+}
+
+stage "prerequisites" need_prerequisites
+
+stage "targets" all_targets_are_named
+
+stage "format" cargo fmt --check
+if have shellcheck; then
+    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh examples/demo.sh
+fi
+if have python3; then
+    stage "prompts are what their generator writes" python3 examples/data/make_prompts.py --check
+fi
+
+# The core and the engine over a fake model: no llama.cpp, seconds.
+stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
+stage "tests of the core" cargo test --locked --release --no-default-features
+
+# Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
+stage "lints" cargo clippy --locked --release --all-targets -- -D warnings
+stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
+stage "benches and examples build" cargo build --locked --release --benches --examples
+stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
+
+stage "cargo-deny" need_cargo_deny
+stage "bans, licences, sources" cargo_deny check --hide-inclusion-graph bans licenses sources

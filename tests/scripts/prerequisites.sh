@@ -1,0 +1,70 @@
+# shellcheck shell=bash
+# Sourced by examples/demo.sh and tests/run.sh: what the build needs beyond git, a C++ compiler and Rust.
+# As root on Debian or Ubuntu it installs what is missing; elsewhere it prints the line to run and stops.
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+stop() {
+    printf '%s\n' "$*" >&2
+    exit 1
+}
+
+# bindgen loads libclang when it reads a header; the package with the headers has the unversioned link.
+have_libclang() {
+    [ -z "${LIBCLANG_PATH:-}" ] || return 0
+    [ "$(uname -s)" = Linux ] || return 0
+    compgen -G '/usr/lib/llvm-*/lib/libclang.so' >/dev/null ||
+        compgen -G '/usr/lib*/libclang.so' >/dev/null ||
+        compgen -G '/usr/lib/*/libclang*.so' >/dev/null ||
+        compgen -G '/usr/local/lib*/libclang.so' >/dev/null
+}
+
+need_build_tools() {
+    have cargo || stop "Rust is missing; install it from https://rustup.rs and run this again."
+    have c++ || have g++ || have clang++ || stop "A C++ compiler is missing; install g++ or clang and run this again."
+    local missing=()
+    have cmake || missing+=(cmake)
+    have make || have ninja || missing+=(make)
+    have_libclang || missing+=(libclang-dev)
+    [ "${#missing[@]}" -gt 0 ] || return 0
+
+    local line="apt-get install -y --no-install-recommends ${missing[*]}"
+    have apt-get || stop "Missing: ${missing[*]} (Debian's names); install them with your package manager and run this again."
+    [ "$(id -u)" -eq 0 ] || stop "Missing: ${missing[*]}. Run this line, then this script again:
+    sudo apt-get update && sudo $line"
+    echo "installing ${missing[*]}"
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends \
+        "${missing[@]}" </dev/null >/dev/null
+}
+
+# rustfmt and clippy, which a minimal Rust does not have.
+need_rust_components() {
+    local missing=()
+    cargo fmt --version >/dev/null 2>&1 || missing+=(rustfmt)
+    cargo clippy --version >/dev/null 2>&1 || missing+=(clippy)
+    [ "${#missing[@]}" -gt 0 ] || return 0
+    have rustup || stop "Missing: ${missing[*]}; install them for this Rust and run this again."
+    echo "installing ${missing[*]}"
+    rustup component add "${missing[@]}"
+}
+
+need_prerequisites() {
+    need_build_tools
+    need_rust_components
+}
+
+# cargo-deny, built without optimisation (its own run is short) and kept with the build, not in the user's home.
+need_cargo_deny() {
+    [ -x "$(cargo_deny_path)" ] ||
+        env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=false \
+            cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
+}
+
+cargo_deny() { "$(cargo_deny_path)" "$@"; }
+
+cargo_deny_path() { command -v cargo-deny || echo "$TARGET/tools/bin/cargo-deny"; }
+
+# Where cargo builds, as an absolute path.
+TARGET="${CARGO_TARGET_DIR:-target}"
+case "$TARGET" in /*) ;; *) TARGET="$PWD/$TARGET" ;; esac
