@@ -19,7 +19,7 @@ use eldr::{
     types::{MoeShape, Token},
 };
 
-pub use arch::Arch;
+pub use arch::{Arch, WINDOW};
 use tensors::Tensors;
 pub use vocab::{N_VOCAB, token_of};
 
