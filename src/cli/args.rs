@@ -9,9 +9,11 @@ use clap::{
     builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser},
 };
 use eldr::{
-    engine::{EngineConfig, FlashAttention, KvFormat, WorkerList},
+    engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration},
     route::PolicyKind,
 };
+
+use super::error::CliError;
 
 /// Which model, and how it is loaded and run.
 #[derive(Debug, Clone, Args)]
@@ -44,16 +46,16 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N")]
     n_gpu_layers: Option<u32>,
     /// Keep all experts in host memory
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     cpu_moe: Option<bool>,
     /// Keep the experts of the first N layers in host memory
     #[arg(long, value_name = "N")]
     n_cpu_moe: Option<u32>,
     /// Read the model file instead of mapping it
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     no_mmap: Option<bool>,
     /// Let ggml repack weights and use AMX; `eldr doctor` tries it safely
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     extra_bufts: Option<bool>,
 }
 
@@ -94,6 +96,18 @@ pub struct RouteArgs {
     min_band: Option<u32>,
 }
 
+/// A switch whose value may be given, so that a setting of the file can be switched off again.
+pub fn switch() -> BoolishValueParser {
+    BoolishValueParser::new()
+}
+
+/// The number of decode workers that a calibration was made for, where no other was asked for.
+pub fn calibrated_workers(workers: &WorkerArgs, route: &RouteArgs) -> Result<Option<u32>, CliError> {
+    let (None, Some(path)) = (&workers.decode, &route.calibration) else { return Ok(None) };
+    let n_workers = read_calibration(path).map_err(EngineError::from)?.n_workers();
+    u32::try_from(n_workers).map(Some).map_err(|_| CliError::input("the calibration has too many workers"))
+}
+
 fn flash_attention() -> impl TypedValueParser<Value = FlashAttention> {
     PossibleValuesParser::new(["auto", "on", "off"]).map(|name| match name.as_str() {
         "on" => FlashAttention::On,
@@ -115,7 +129,8 @@ impl ModelArgs {
     pub fn configure(&self, config: &mut EngineConfig) {
         put(&mut config.n_ctx_slot, self.ctx);
         put(&mut config.n_slots, self.slots);
-        put(&mut config.chunk, self.chunk);
+        // A batch is no longer than the slots it fills.
+        config.chunk = self.chunk.unwrap_or(config.chunk.min(config.n_ctx_slot.max(1)));
         put(&mut config.n_threads, self.threads);
         put(&mut config.flash_attention, self.flash_attn);
         put(&mut config.kv_format, self.kv_type);

@@ -5,7 +5,7 @@
 use std::{error::Error as _, io, path::PathBuf};
 
 use clap::Args;
-use eldr::engine::inflate::{InflateError, InflateReport, InflateTarget, inflate};
+use eldr::engine::{InflateError, InflateReport, InflateTarget, inflate};
 use serde_json::json;
 
 use super::{

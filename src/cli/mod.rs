@@ -6,9 +6,11 @@
 //! `{"error": {"message", "kind"}}`. The kinds are `usage` and `input` (exit code 2), `failed` (exit code 1). Without it, errors are one sentence on standard error.
 
 mod args;
+mod bench;
 mod calibrate;
 mod doctor;
 mod error;
+mod inflate;
 mod inspect;
 mod model;
 mod output;
@@ -61,8 +63,12 @@ enum Verb {
     Run(run::RunArgs),
     /// Record prompts and fit a calibration: expert weights, layers, one centroid a decode worker
     Calibrate(calibrate::CalibrateArgs),
+    /// Serve a workload under several policies and compare
+    Bench(bench::BenchArgs),
     /// Show what a model or a calibration is, and which experts a prompt picks
     Inspect(inspect::InspectArgs),
+    /// Write a model with larger experts and the same outputs
+    Inflate(inflate::InflateArgs),
     /// Look for what would keep a model from running well
     Doctor(doctor::DoctorArgs),
     /// Print a completion script
@@ -88,7 +94,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         }
     }
     // A failure before the arguments are understood has to know, too.
-    let mut wants_json = args.iter().take_while(|arg| **arg != "--").any(|arg| arg == "--json");
+    let mut wants_json = asks_for_json(&args);
     let result = panic::catch_unwind(AssertUnwindSafe(|| {
         let Some(cli) = parse(&args)? else { return Ok(()) };
         start_log(cli.verbose);
@@ -105,6 +111,15 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     }
 }
 
+/// Whether a document goes to standard output, as far as arguments tell that may be wrong.
+fn asks_for_json(args: &[OsString]) -> bool {
+    let words: Vec<&OsString> = args.iter().skip(1).take_while(|arg| **arg != "--").collect();
+    // The bench's `--json` may name a file.
+    let is_bench = words.iter().any(|word| **word == "bench");
+    let to_stdout = |at: usize| !is_bench || words.get(at + 1).is_none_or(|next| **next == "-");
+    words.iter().enumerate().any(|(at, word)| **word == "--json=-" || (**word == "--json" && to_stdout(at)))
+}
+
 /// The arguments over the settings; nothing if they only asked for help or the version, which is printed.
 fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
     let settled = settings::apply(command(), args, |name| env::var_os(name))?;
@@ -119,7 +134,9 @@ fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
             Ok(None)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(CliError::usage("no verb given; they are run, calibrate, bench, inspect, inflate, doctor, completions"))
+            let command = command();
+            let verbs: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+            Err(CliError::usage(format!("no verb given; they are {}", verbs.join(", "))))
         }
         _ => {
             let verb = args.get(1).and_then(|arg| arg.to_str()).filter(|arg| !arg.starts_with('-'));
@@ -176,7 +193,9 @@ impl Verb {
         match self {
             Self::Run(args) => args.json,
             Self::Calibrate(args) => args.json,
+            Self::Bench(args) => args.json_to_stdout(),
             Self::Inspect(args) => args.json,
+            Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
             Self::Completions { json, .. } => *json,
         }
@@ -187,7 +206,9 @@ impl Verb {
         match self {
             Self::Run(args) => args.run(&mut output),
             Self::Calibrate(args) => args.run(&mut output),
+            Self::Bench(args) => args.run(&mut output),
             Self::Inspect(args) => args.run(&mut output),
+            Self::Inflate(args) => args.run(&mut output),
             Self::Doctor(args) => args.run(&mut output),
             Self::Completions { shell, .. } => completions(shell, &mut output),
         }

@@ -12,7 +12,7 @@ use std::{
 
 use clap::Args;
 use eldr::{
-    engine::{Engine, EngineConfig, LoadedModel, StreamEvent, TokenStream, WorkerList, read_calibration},
+    engine::{Engine, EngineConfig, LoadedModel, StreamEvent, TokenStream, WorkerList},
     route::{Decision, PolicyKind},
     types::{FinishReason, Request, SamplingParams, Token, Usage},
 };
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{
-    args::{ModelArgs, RouteArgs, WorkerArgs},
+    args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
     error::CliError,
     output::Output,
 };
@@ -36,10 +36,10 @@ pub struct RunArgs {
     #[arg(short, long, visible_alias = "max-tokens", value_name = "N", default_value_t = 64)]
     n_predict: u32,
     /// Wrap the prompt in the model's chat template
-    #[arg(long)]
-    chat: bool,
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    chat: Option<bool>,
     /// System message for --chat
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -88,8 +88,8 @@ struct SamplingArgs {
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
     /// Go on after an end-of-text token
-    #[arg(long)]
-    ignore_eos: bool,
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    ignore_eos: Option<bool>,
 }
 
 impl SamplingArgs {
@@ -105,7 +105,7 @@ impl SamplingArgs {
             penalty_present: self.presence_penalty.unwrap_or(default.penalty_present),
             penalty_last_n: self.repeat_last_n.unwrap_or(default.penalty_last_n),
             seed: self.seed.unwrap_or(default.seed),
-            ignore_eos: self.ignore_eos,
+            ignore_eos: self.ignore_eos.unwrap_or(default.ignore_eos),
         }
     }
 }
@@ -118,7 +118,7 @@ impl RunArgs {
         let deadline = deadline.map_err(|_| CliError::usage("--deadline must be a number of seconds, 0 or more"))?;
         let started = Instant::now();
         let (path, loaded) = self.model.load(&config)?;
-        let prompt = if self.chat { self.chat_prompt(&loaded, &prompt)? } else { prompt };
+        let prompt = if self.chat.unwrap_or(false) { self.chat_prompt(&loaded, &prompt)? } else { prompt };
         let interrupt = Interrupt::install();
         let engine = loaded.engine(&config)?;
         interrupt.watch(&engine);
@@ -164,12 +164,7 @@ impl RunArgs {
     }
 
     fn engine_config(&self) -> Result<EngineConfig, CliError> {
-        let n_workers = match (&self.workers.decode, &self.route.calibration) {
-            (None, Some(path)) => read_calibration(path).map_err(eldr::engine::EngineError::from)?.n_workers(),
-            _ => 1,
-        };
-        let n_workers =
-            u32::try_from(n_workers).map_err(|_| CliError::input("the calibration has too many workers"))?;
+        let n_workers = calibrated_workers(&self.workers, &self.route)?.unwrap_or(1);
         let mut config = EngineConfig { decode: WorkerList::best(n_workers), n_slots: 1, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);

@@ -1,0 +1,293 @@
+//! `eldr bench`: a workload under several policies; a table, a JSON report and a drawing of it.
+//!
+//! Never measures anything itself.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use eldr::{
+    bench::{self, BenchError, BenchParams, BenchReport, Clock, Progress, chart, table, workload::Arrivals},
+    engine::{EngineConfig, WorkerList},
+    route::{ParsePolicyError, PolicyKind},
+};
+
+use super::{
+    args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
+    error::CliError,
+    model::shipped_or,
+    output::{Output, note},
+    progress,
+};
+
+/// Decode workers without a calibration that says how many.
+const N_DECODE: u32 = 8;
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Write the report as JSON there; alone or -, print just that
+    #[arg(long, value_name = "OUT", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Draw the report there
+    #[arg(long, value_name = "OUT")]
+    svg: Option<PathBuf>,
+    /// JSON lines with an id, a prompt and perhaps a domain and most tokens
+    #[arg(long, value_name = "FILE")]
+    workload: PathBuf,
+    /// Policies in the order of the runs, or all
+    #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
+    policies: Policies,
+    /// Wall time, or steps computed and timed one at a time
+    #[arg(long, value_name = "CLOCK", default_value = "virtual", value_parser = clock())]
+    clock: Clock,
+    /// Requests a second, arriving at random; without it all arrive at once
+    #[arg(long, value_name = "R")]
+    rate: Option<f64>,
+    /// Requests arrive for ON seconds, then pause for OFF; the rate is the average
+    #[arg(long, value_name = "ON,OFF", value_parser = burst)]
+    burst: Option<(f64, f64)>,
+    /// Requests to serve; the workload is cut or repeated to it
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Tokens of a request that names none
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
+    max_tokens: u32,
+    /// Temperature of the outputs; 0 takes the likeliest tokens
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    temperature: f32,
+    /// Seed of arrivals, outputs and policies
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Share of the requests that is warm-up and not measured
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    warmup: f64,
+    /// Skip the second run of each policy, which counts distinct experts
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    no_count: Option<bool>,
+    #[command(flatten)]
+    route: RouteArgs,
+    #[command(flatten)]
+    workers: WorkerArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// A list of policies as given.
+#[derive(Debug, Clone)]
+struct Policies {
+    kinds: Vec<PolicyKind>,
+    all: bool,
+}
+
+fn policies(list: &str) -> Result<Policies, ParsePolicyError> {
+    Ok(Policies { kinds: PolicyKind::parse_list(list)?, all: list.trim() == "all" })
+}
+
+fn clock() -> impl TypedValueParser<Value = Clock> {
+    PossibleValuesParser::new(["virtual", "real"]).map(|name| match name.as_str() {
+        "real" => Clock::Real,
+        _ => Clock::Virtual,
+    })
+}
+
+fn burst(text: &str) -> Result<(f64, f64), String> {
+    let wrong = || format!("'{text}' is not two numbers of seconds, such as 2,3");
+    let (on, off) = text.split_once(',').ok_or_else(wrong)?;
+    Ok((on.trim().parse().map_err(|_| wrong())?, off.trim().parse().map_err(|_| wrong())?))
+}
+
+impl BenchArgs {
+    /// Whether standard output takes the report and nothing else.
+    pub fn json_to_stdout(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+
+    pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        let params = self.params()?;
+        let files = [self.json.as_deref().filter(|_| !self.json_to_stdout()), self.svg.as_deref()];
+        files.into_iter().flatten().try_for_each(check_writable)?;
+        self.model.add_rpc()?;
+        let report = measure(&params)?;
+        output.text(&table::table(&report))?;
+        output.json(&report)?;
+        self.write(&report, output)
+    }
+
+    fn params(&self) -> Result<BenchParams, CliError> {
+        let config = self.config()?;
+        if self.max_tokens == 0 {
+            return Err(CliError::usage("--max-tokens must be at least 1"));
+        }
+        if !(0.0..1.0).contains(&self.warmup) {
+            return Err(CliError::usage(format!("--warmup is {}, which must be 0 or more and below 1", self.warmup)));
+        }
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return Err(CliError::usage(format!("--temperature is {}, which must be 0 or more", self.temperature)));
+        }
+        if self.requests == Some(0) {
+            return Err(CliError::usage("--requests must be at least 1"));
+        }
+        Ok(BenchParams {
+            policies: self.usable_policies()?,
+            model: shipped_or(self.model.model.as_ref())?,
+            workload: self.workload.clone(),
+            clock: self.clock,
+            arrivals: self.arrivals()?,
+            n_requests: self.requests,
+            seed: self.seed,
+            temperature: self.temperature,
+            default_max_tokens: self.max_tokens,
+            warmup: self.warmup,
+            count_experts: !self.no_count.unwrap_or(false),
+            config,
+        })
+    }
+
+    fn config(&self) -> Result<EngineConfig, CliError> {
+        let n_decode = calibrated_workers(&self.workers, &self.route)?.unwrap_or(N_DECODE);
+        let mut config = EngineConfig { decode: WorkerList::best(n_decode), ..EngineConfig::default() };
+        self.model.configure(&mut config);
+        self.workers.configure(&mut config);
+        self.route.configure(&mut config, None);
+        match config.problems().into_iter().next() {
+            Some(problem) => Err(CliError::usage(problem)),
+            None => Ok(config),
+        }
+    }
+
+    /// `all` leaves out what can not run; what was named must run.
+    fn usable_policies(&self) -> Result<Vec<PolicyKind>, CliError> {
+        let mut kinds = self.policies.kinds.clone();
+        let lacks_calibration = |kind: &PolicyKind| kind.needs_calibration() && self.route.calibration.is_none();
+        if let Some(kind) = kinds.iter().copied().find(lacks_calibration) {
+            let advice = "make a calibration with `eldr calibrate` and give it with --calibration";
+            if !self.policies.all {
+                return Err(CliError::usage(format!("policy {kind} needs a calibration: {advice}")));
+            }
+            note(&format!("policy {kind} is left out: {advice}"));
+            kinds.retain(|kind| !lacks_calibration(kind));
+        }
+        Ok(kinds)
+    }
+
+    fn arrivals(&self) -> Result<Arrivals, CliError> {
+        Ok(match (self.rate, self.burst) {
+            (None, None) => Arrivals::Saturating,
+            (Some(rate), None) => Arrivals::Poisson { rate },
+            (Some(rate), Some((on, off))) => Arrivals::Bursts { rate, on, off },
+            (None, Some(_)) => return Err(CliError::usage("--burst needs --rate, the average of requests a second")),
+        })
+    }
+
+    fn write(&self, report: &BenchReport, output: &mut Output) -> Result<(), CliError> {
+        if let Some(path) = self.json.as_deref().filter(|_| !self.json_to_stdout()) {
+            let mut text = serde_json::to_string_pretty(report).map_err(CliError::failed)?;
+            text.push('\n');
+            write(path, &text)?;
+            output.line(&format!("wrote {}", path.display()))?;
+        }
+        if let Some(path) = &self.svg {
+            write(path, &chart::svg(report).map_err(CliError::failed)?)?;
+            output.line(&format!("wrote {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn measure(params: &BenchParams) -> Result<BenchReport, CliError> {
+    let bar = progress::bar(0, "loading");
+    let report = bench::run(params, &mut |Progress { policy, counting, n_done, n_requests }| {
+        bar.set_message(if counting { format!("{policy}, counting") } else { policy.to_string() });
+        bar.set_length(n_requests as u64);
+        bar.set_position(n_done as u64);
+    });
+    bar.finish_and_clear();
+    report.map_err(|error| match error {
+        BenchError::Engine(error) => error.into(),
+        BenchError::Stuck { .. } | BenchError::OtherSchedule | BenchError::Client => CliError::failed(error),
+        _ => CliError::input(error),
+    })
+}
+
+/// Refuses a place before the bench rather than after it.
+fn check_writable(path: &Path) -> Result<(), CliError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if path.is_dir() || parent.is_some_and(|parent| !parent.is_dir()) {
+        return Err(CliError::usage(format!(
+            "cannot write {}: its folder does not exist, or it is one",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    fs::write(path, text).map_err(|error| CliError::failed(format!("cannot write {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn args(flags: &str) -> BenchArgs {
+        let flags = format!("eldr --workload w.jsonl {flags}");
+        Alone::try_parse_from(flags.split_whitespace()).unwrap_or_else(|error| panic!("{error}")).args
+    }
+
+    #[test]
+    fn flags_become_parameters() {
+        let args = args(
+            "-m m.gguf --policies random,least_loaded --clock real --rate 5 --burst 2,3 --requests 9 --seed 4 \
+             --no-count --decode 3@cpu --prefill 2 --slots 5 --max-tokens 7 --temperature 0 --warmup 0.25",
+        );
+        let params = args.params().expect("valid");
+        assert_eq!(params.policies, [PolicyKind::Random, PolicyKind::LeastLoaded]);
+        assert_eq!((params.clock, params.arrivals), (Clock::Real, Arrivals::Bursts { rate: 5.0, on: 2.0, off: 3.0 }));
+        assert_eq!((params.n_requests, params.seed, params.default_max_tokens), (Some(9), 4, 7));
+        assert!(!params.count_experts);
+        assert_eq!((params.config.decode.to_string(), params.config.n_slots), ("3@cpu".to_owned(), 5));
+    }
+
+    #[test]
+    fn all_policies_without_a_calibration_are_those_that_need_none() {
+        let kinds = args("-m m.gguf").params().expect("valid").policies;
+        assert!(!kinds.is_empty() && kinds.iter().all(|kind| !kind.needs_calibration()), "{kinds:?}");
+        let error = args("-m m.gguf --policies locality_band").params().expect_err("named, so it must run");
+        assert!(error.message.contains("needs a calibration"), "{}", error.message);
+    }
+
+    #[test]
+    fn what_can_not_be_measured_is_refused_before_the_model_is_loaded() {
+        for (flags, want) in [
+            ("--burst 1,2", "--burst needs --rate"),
+            ("--requests 0", "--requests"),
+            ("--warmup 1", "--warmup"),
+            ("--max-tokens 0", "--max-tokens"),
+            ("--temperature -1", "--temperature"),
+            ("--slots 0", "slots"),
+        ] {
+            let flags = flags.replacen(" -1", "=-1", 1);
+            let error = args(&format!("-m m.gguf {flags}")).params().expect_err(want);
+            assert!(error.message.contains(want), "{flags}: {}", error.message);
+        }
+    }
+
+    #[test]
+    fn the_report_goes_to_standard_output_only_when_asked() {
+        assert!(args("--json").json_to_stdout() && args("--json -").json_to_stdout());
+        assert!(!args("--json out.json").json_to_stdout() && !args("").json_to_stdout());
+    }
+}
