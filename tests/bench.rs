@@ -21,6 +21,9 @@ fn config(decode: u32) -> EngineConfig {
         n_slots: 6,
         n_ctx_slot: 1024,
         chunk: 128,
+        // One thread a worker: more would collapse wherever something else runs too.
+        n_threads: 1,
+        exact: true,
         ..EngineConfig::default()
     }
 }
@@ -41,8 +44,7 @@ fn calibration(dir: &std::path::Path) -> PathBuf {
         })
         .collect();
     let input = record(&model, &config, &prompts, &mut |_| {}).unwrap();
-    let params = CalibrationParams { n_workers: 3, ..CalibrationParams::default() };
-    let (calibration, _) = fit(&input, &params).unwrap();
+    let (calibration, _) = fit(&input, &CalibrationParams::new(3)).unwrap();
     let file = dir.join("task.safetensors");
     write_calibration(&file, &calibration).unwrap();
     file

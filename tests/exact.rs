@@ -1,4 +1,4 @@
-//! In the exact setting (CPU, flash attention off, a KV stream a slot) the text of a request does not depend on the
+//! In the exact setting (CPU, flash attention off, `exact`) the text of a request does not depend on the
 //! policy, the number of workers, their threads, or who shares its batch.
 #![allow(clippy::unwrap_used)]
 
@@ -36,6 +36,7 @@ fn config(prefill: u32, decode: u32, n_slots: u32, n_threads: u32) -> EngineConf
         chunk: 32,
         n_threads,
         flash_attention: FlashAttention::Off,
+        exact: true,
         ..EngineConfig::default()
     }
 }
@@ -64,9 +65,9 @@ fn outputs(config: &EngineConfig, temperature: f32) -> Vec<Vec<Token>> {
     streams.into_iter().map(|stream| stream.collect().unwrap().tokens).collect()
 }
 
-/// Each request alone in its engine. Two slots, because llama.cpp runs a single stream by other kernels.
+/// Each request alone in its engine.
 fn one_by_one(temperature: f32) -> Vec<Vec<Token>> {
-    let config = config(1, 1, 2, 1);
+    let config = config(1, 1, 1, 1);
     let engine = LoadedModel::load(Path::new(MODEL), &config).unwrap().engine(&config).unwrap();
     let run = |request| engine.submit(request).unwrap().collect().unwrap().tokens;
     requests(&engine, temperature).into_iter().map(run).collect()

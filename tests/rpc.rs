@@ -78,6 +78,7 @@ fn config(prefill: &str, decode: &str) -> EngineConfig {
         n_ctx_slot: 256,
         chunk: 32,
         n_threads: 1,
+        exact: true,
         flash_attention: FlashAttention::Off,
         ..EngineConfig::default()
     }

@@ -13,6 +13,8 @@ import random
 import sys
 from pathlib import Path
 
+sys.dont_write_bytecode = True  # a check leaves nothing behind
+
 from problems import worked_problems
 from templates import Grammar
 
@@ -72,13 +74,13 @@ def math_prompt(half, limit, rng):
     """One bare question, or worked problems of which the last has no solution yet."""
     problems = worked_problems(half, rng)
     question, solution = next(problems)
-    if limit < 260:
+    if limit < 150:
         return question
     head, tail = rng.choice([("Problem: ", "Solution:"), ("Problem: ", "Solution:"), ("Exercise: ", "Solution:")])
     text = ""
     while True:
         text += head + question + "\n" + tail
-        if len(text) + len(solution) > limit:
+        if len(text) + len(solution) // 2 > limit:
             return text
         text += "\n" + solution + "\n\n"
         question, solution = next(problems)

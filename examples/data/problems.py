@@ -44,10 +44,10 @@ def percent_rise(half, r):
 def packing(half, r):
     who, goods, box, count = r.choice(PEOPLE[half]), r.choice(GOODS[half]), r.randint(6, 24), r.randint(70, 950)
     full, rest = divmod(count, box)
-    ask = (f"{who} packs {count} {goods} into boxes that hold {box} each. How many boxes are full, and how many {goods} remain?",
-           f"A shop has {count} {goods}. {who} puts {box} of them on every shelf. How many shelves are filled and what is left?")[half]
+    ask = (f"{who} shares {count} {goods} among {box} baskets. How many {goods} are in each basket and how many remain?",
+           f"{who} has {count} {goods} and buys boxes for {box} {goods} each. How many boxes are full and how many {goods} are left?")[half]
     return ask, (f"Divide with remainder: {count} = {full} * {box} + {rest}.\nThe check is {full} * {box} = {full * box} and "
-                 f"{full * box} + {rest} = {count}.\nAnswer: {full} full, {rest} left")
+                 f"{full * box} + {rest} = {count}.\nAnswer: {full}, and {rest} left")
 
 
 def linear_both_sides(half, r):
@@ -106,7 +106,7 @@ def base_conversion(half, r):
     while m:
         rows.append(f"{m} = {m // base} * {base} + {m % base}")
         digits, m = str(m % base) + digits, m // base
-    ask = (f"Write the number {n} in base {base}.", f"Convert {n} from decimal notation to base {base}.")[half]
+    ask = (f"Write the number {n} in base {base}.", f"Compute the digits of {n} in base {base}.")[half]
     return ask, f"Divide by {base} and keep the remainders:\n" + "\n".join(rows) + f"\nRead them from below: {digits}.\nAnswer: {digits}"
 
 

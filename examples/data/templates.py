@@ -2,20 +2,27 @@
 
 It never chooses how long a page is and never draws from anything but the given random generator.
 
-A table is a list of rules, each a name and the items that may stand for it:
+A table is a list of rules, each a name, flags, and the items that may stand for it:
 
-    :: say split            rule `say`; each set of prompts uses one half of its items
+    %% a comment
+    :: say split
     To $do, press $(Enter|Return).
-    == printers             a topic: the rules below it stand before the general ones of the same name
+    == printers
     :: do
     cancel a job | cancelling a job
 
-A block goes on after a blank line if the next line is indented; the members of a class, `impl` or `mod` block
-come in any order. `$do` is an item of rule `do`, `$do.1` its second field, `$do2` another item, `$^do` begins with a capital;
-within one sentence a name keeps its item. `$say*2-4` is two to four items after one another (with `/` each on a
-line), `$3-9` a number, `\\n` a new line. Flags: `once` keeps one item for a whole prompt; `blocks` separates
-items by blank lines instead of line ends; `split` as above. Topics alternate between the sets. A line that begins
-with `%%` is a comment.
+Rules below `== topic` belong to that topic and hide the general ones of the same name; topics go to the two sets in turn.
+
+    $do $do.1 $^do      an item of rule `do`, its second field, the same with a capital; kept within one sentence
+    $do2 ${do}s         another item of the rule; the same item with a letter behind it
+    $say*2-4 $step*2-4/ two to four items after one another, or each on a line
+    $(on|off) $3-9 \\n   one of these words, a number, a new line
+
+    once                one item for the whole prompt
+    split               every set has its own half of the items
+    ordered             repeated items stay in the order of the table
+    blocks              items are separated by blank lines; one goes on behind a blank line if that is indented, and the
+                        members of a class, `impl` or `mod` come in any order
 """
 
 import re
@@ -35,9 +42,9 @@ class Rule:
 
     def __init__(self, flags):
         self.items = []
-        self.once = "once" in flags
-        self.split = "split" in flags
-        self.blocks = "blocks" in flags
+        self.once, self.split, self.ordered, self.blocks = (
+            name in flags for name in ("once", "split", "ordered", "blocks")
+        )
 
 
 class Grammar:
@@ -72,7 +79,7 @@ class Grammar:
             else:
                 rule.items.append(line)
                 fresh = False
-        chosen = {name: rules for index, (name, rules) in enumerate(topics.items()) if index % 2 == half}
+        chosen = dict(list(topics.items())[half::2])
         for rules in [general, *chosen.values()]:
             for rule in rules.values():
                 if rule.split:
@@ -102,15 +109,17 @@ class Page:
             return str(self.rng.randint(int(slot["low"]), int(slot["high"])))
         if slot["most"]:
             count = self.rng.randint(int(slot["least"]), int(slot["most"]))
-            parts = [self.take(slot, {}) for _ in range(count)]
+            rule, key = self.rule(slot["rule"]), slot["rule"] + slot["other"]
+            items = [self.draw(key, rule, ()) for _ in range(count)]
+            if rule.ordered:
+                items.sort(key=rule.items.index)
+            parts = [self.take(slot, {key: item}) for item in items]
             return ("\n" if slot["lines"] else self.joiner).join(parts)
         return self.take(slot, {} if scope is None else scope)
 
     def take(self, slot, scope):
         name = slot["rule"]
-        rule = self.rules.get(name)
-        if rule is None:
-            raise ValueError(f"'${name}' has no rule; known are {', '.join(sorted(self.rules))}")
+        rule = self.rule(name)
         memory, key = (self.kept if rule.once else scope), name + slot["other"]
         if key not in memory:
             memory[key] = self.draw(key, rule, memory.values())
@@ -137,6 +146,11 @@ class Page:
         members[-1] = members[-1][: len(members[-1]) - len(end)]
         self.rng.shuffle(members)
         return "\n\n".join([head, *members]) + end
+
+    def rule(self, name):
+        if name not in self.rules:
+            raise ValueError(f"'${name}' has no rule; known are {', '.join(sorted(self.rules))}")
+        return self.rules[name]
 
     def draw(self, key, rule, used):
         """The next item of a shuffled bag, if possible one that the sentence does not hold yet."""

@@ -19,8 +19,8 @@ pub const FORMAT_VERSION: &str = "1";
 
 /// The bytes of a calibration file: safetensors, so that other languages can read it.
 ///
-/// Tensors `idf` f32 [L, E], `layers` u32 [N*], `centroids` f32 [K, N* times E] and, where there is one, `load_model`
-/// f32; everything else is in the metadata, as strings. Equal calibrations have equal bytes.
+/// Tensors `idf` f32 `[L, E]`, `layers` u32 `[N*]`, `centroids` f32 `[K, N* times E]` and, where there is one,
+/// `load_model` f32; everything else is in the metadata, as strings. Equal calibrations have equal bytes.
 pub fn encode(calibration: &Calibration) -> Vec<u8> {
     let c = calibration;
     // Sorted by name, where the safetensors crate writes metadata in the order of a hash map.

@@ -1,12 +1,12 @@
 //! Which layers to compare: those that together tell best who will share experts in decode.
 //!
-//! Never samples pairs and never skips a candidate.
+//! Never samples pairs, and never passes over a candidate that could win.
 
 use rayon::prelude::*;
 
 use crate::calibrate::{
     PairProducts,
-    spearman::{Ranked, Scratch, grid_key},
+    spearman::{Bounds, Bucket, Ranked, grid_key},
 };
 
 /// The layers a greedy search adds, in order, and how well each prefix tells decode distances.
@@ -38,8 +38,8 @@ impl LayerChoice {
 ///
 /// Rho is Spearman's correlation between the cosine distances of requests over the chosen layers and those of
 /// `target`, over all pairs. A request that weighs nothing in the chosen layers is at distance 1 from all others. Ties
-/// go to the first layer. Every candidate is tried in every round; nothing is sampled or bounded. `Err` says which side
-/// has no spread, so that no rho is defined.
+/// go to the first layer. Every candidate competes in every round: one is only passed over when its rho is proven to be
+/// lower. `Err` says which side has no spread, so that no rho is defined.
 pub fn choose_layers(
     layers: &[PairProducts],
     target: &PairProducts,
@@ -72,8 +72,7 @@ pub(super) fn rho_of_all(layers: &[PairProducts], target: &PairProducts) -> Opti
     for layer in others {
         search.add(layer);
     }
-    let mut scratch = WorkSpace::default();
-    search.rho_with(last, &mut scratch)
+    search.rho_with(last)
 }
 
 /// All distances on one side are equal.
@@ -92,11 +91,13 @@ struct Search {
     squares: Vec<f64>,
     /// One for each thread. Results do not depend on how many there are.
     work: Vec<WorkSpace>,
+    sorted: Vec<u64>,
 }
 
 #[derive(Default)]
 struct WorkSpace {
-    ranking: Scratch,
+    keys: Vec<u32>,
+    table: Vec<Bucket>,
     inverse_lengths: Vec<f64>,
 }
 
@@ -107,35 +108,57 @@ impl Search {
             pairs: vec![0.0; target.pairs.len()],
             squares: vec![0.0; target.n()],
             work: Vec::new(),
+            sorted: Vec::new(),
         };
+        search.work.resize_with(rayon::current_num_threads(), WorkSpace::default);
         let mut work = WorkSpace::default();
         search.measure(target, &mut work);
-        search.target = Ranked::new(&work.ranking.keys);
-        search.work.resize_with(rayon::current_num_threads(), WorkSpace::default);
+        search.target = Ranked::new(&work.keys);
         search
     }
 
     /// Position in `left` of the layer to add, and rho with it. Nothing if rho is undefined with any.
     fn best(&mut self, layers: &[PairProducts], left: &[usize]) -> Option<(usize, f64)> {
+        let mut candidates = self.bounds(layers, left);
+        candidates.sort_unstable_by(|(a, x), (b, y)| y.high.total_cmp(&x.high).then(a.cmp(b)));
+        let mut best: Option<(usize, f64)> = None;
+        for (at, bounds) in candidates {
+            if best.is_some_and(|(_, rho)| bounds.high < rho) {
+                break;
+            }
+            let Some(rho) = self.rho_with(&layers[left[at]]) else { continue };
+            if best.is_none_or(|(first, highest)| rho > highest || (rho >= highest && at < first)) {
+                best = Some((at, rho));
+            }
+        }
+        best
+    }
+
+    /// Bounds of rho with each layer of `left`, by position.
+    fn bounds(&mut self, layers: &[PairProducts], left: &[usize]) -> Vec<(usize, Bounds)> {
         let mut work = std::mem::take(&mut self.work);
         let step = work.len();
         let this = &*self;
-        let mut scores: Vec<(usize, f64)> = work
+        let bounds = work
             .par_iter_mut()
             .enumerate()
             .flat_map_iter(|(thread, work)| {
-                let mine = (thread..left.len()).step_by(step);
-                mine.filter_map(move |at| Some((at, this.rho_with(&layers[left[at]], work)?)))
+                (thread..left.len()).step_by(step).map(move |at| {
+                    this.measure(&layers[left[at]], work);
+                    (at, this.target.bounds(&work.keys, &mut work.table))
+                })
             })
             .collect();
         self.work = work;
-        scores.sort_unstable_by_key(|score| score.0);
-        scores.into_iter().reduce(|best, next| if next.1 > best.1 { next } else { best })
+        bounds
     }
 
-    fn rho_with(&self, layer: &PairProducts, work: &mut WorkSpace) -> Option<f64> {
-        self.measure(layer, work);
-        self.target.rho(&mut work.ranking)
+    fn rho_with(&mut self, layer: &PairProducts) -> Option<f64> {
+        let mut work = std::mem::take(&mut self.work[0]);
+        self.measure(layer, &mut work);
+        let rho = self.target.rho(&work.keys, &mut self.sorted);
+        self.work[0] = work;
+        rho
     }
 
     /// Keys of the cosines over the chosen layers and `layer`.
@@ -144,8 +167,8 @@ impl Search {
         work.inverse_lengths.clear();
         work.inverse_lengths
             .extend(self.squares.iter().zip(&layer.squares).map(|(sum, &x)| inverse(sum + f64::from(x))));
-        work.ranking.keys.resize(self.pairs.len(), 0);
-        let mut rest = (work.ranking.keys.as_mut_slice(), self.pairs.as_slice(), layer.pairs.as_slice());
+        work.keys.resize(self.pairs.len(), 0);
+        let mut rest = (work.keys.as_mut_slice(), self.pairs.as_slice(), layer.pairs.as_slice());
         for (i, &mine) in work.inverse_lengths.iter().enumerate() {
             let theirs = &work.inverse_lengths[i + 1..];
             let (keys, other_keys) = rest.0.split_at_mut(theirs.len());

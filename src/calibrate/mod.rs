@@ -26,6 +26,6 @@ pub use fit::{CalibrationParams, fit};
 pub use gram::{PairProducts, pair_products};
 pub use input::CalibrationInput;
 pub use kmeans::{Clustering, KmeansParams, balanced_kmeans};
-pub use mask::{LayerChoice, choose_layers};
+pub use mask::{LayerChoice, NoSpread, choose_layers};
 pub use report::{CalibrationReport, ClusterReport};
 pub use spearman::spearman;

@@ -2,6 +2,8 @@
 //!
 //! Never samples: every pair counts, and ties are exact.
 
+use rayon::prelude::*;
+
 /// Spearman's rank correlation of two lists of the same length, ties sharing their average rank.
 ///
 /// Ranks are whole numbers and summed exactly, so the result does not depend on the order of the pairs. Nothing if a
@@ -34,30 +36,26 @@ fn spread(doubled: &[u32]) -> u128 {
     doubled.iter().map(|&r| (i128::from(r) - mean).pow(2).unsigned_abs()).sum()
 }
 
-/// The same without looking at the ranks: (n^3 - n) / 3, less (t^3 - t) / 3 for each group of t ties.
-fn spread_of_ties(n: usize, ties: u128) -> u128 {
-    (cube_less_one(n) - ties) / 3
-}
-
-fn cube_less_one(n: usize) -> u128 {
-    let n = n as u128;
-    n * n * n - n
-}
-
 /// The correlation of doubled ranks, from the sum of their products and both spreads.
 fn rho(n: usize, product: u128, spread_x: u128, spread_y: u128) -> Option<f64> {
     if spread_x == 0 || spread_y == 0 {
         return None;
     }
-    let means = n as i128 * (n as i128 + 1).pow(2);
-    let covariance = i128::try_from(product).expect("ranks below 2^33") - means;
-    Some(covariance as f64 / ((spread_x as f64).sqrt() * (spread_y as f64).sqrt()))
+    Some(covariance(n, product) as f64 / ((spread_x as f64).sqrt() * (spread_y as f64).sqrt()))
+}
+
+/// The sum of products of deviations from the mean, n + 1.
+fn covariance(n: usize, product: u128) -> i128 {
+    i128::try_from(product).expect("ranks below 2^32") - n as i128 * (n as i128 + 1).pow(2)
+}
+
+fn cube_less_one(n: u32) -> u128 {
+    let n = u128::from(n);
+    n * n * n - n
 }
 
 /// Cosines are ranked on a grid of 2^-24, the resolution of the single-precision products they are made of.
 const GRID_BITS: u32 = 24;
-const DIGIT_BITS: u32 = GRID_BITS / 2;
-const DIGITS: usize = 1 << DIGIT_BITS;
 
 /// The place of a cosine in `[0, 1]` on the grid, 0 to 2^24.
 #[inline]
@@ -74,24 +72,22 @@ pub(super) struct Ranked {
     spread: u128,
 }
 
-/// Work space for [`Ranked::rho`], reused between calls.
-#[derive(Default)]
-pub(super) struct Scratch {
-    /// The other side's [`grid_key`]s.
-    pub keys: Vec<u32>,
-    by_low_digit: Vec<u64>,
-    starts: Vec<u32>,
-    groups: Vec<TieGroup>,
+/// Rho is not below `low` and not above `high`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Bounds {
+    pub low: f64,
+    pub high: f64,
 }
 
-/// Equal keys met last among those that share a high digit.
+/// Keys that share their high bits.
 #[derive(Clone, Copy, Default)]
-struct TieGroup {
-    n_before: u32,
-    low: u32,
+pub(super) struct Bucket {
     n: u32,
     rank_sum: u64,
 }
+
+/// Buckets of [`Ranked::bounds`]: as many as fit the second-level cache.
+const BUCKET_BITS: u32 = 16;
 
 impl Ranked {
     /// Ranks `keys`.
@@ -107,72 +103,62 @@ impl Ranked {
         self.spread == 0
     }
 
-    /// [`spearman`] of `scratch.keys` and this side, bit for bit, in linear time.
-    ///
-    /// A stable scatter by the low digit puts the keys of each high digit in ascending order, so that ranks follow
-    /// from counts and ties are neighbours.
-    pub fn rho(&self, scratch: &mut Scratch) -> Option<f64> {
-        const MASK: u32 = DIGITS as u32 - 1;
+    /// [`spearman`] of `keys` and this side, bit for bit. `sorted` is work space.
+    pub fn rho(&self, keys: &[u32], sorted: &mut Vec<u64>) -> Option<f64> {
         let n = self.ranks.len();
-        assert_eq!(scratch.keys.len(), n, "as many keys as ranks");
-        let Scratch { keys, by_low_digit, starts, groups } = scratch;
-        starts.clear();
-        starts.resize(DIGITS, 0);
-        groups.clear();
-        // The key of cosine 1 has the high digit 2^12.
-        groups.resize(DIGITS + 1, TieGroup::default());
-        for &key in keys.iter() {
-            starts[(key & MASK) as usize] += 1;
-            groups[(key >> DIGIT_BITS) as usize].n_before += 1;
+        assert_eq!(keys.len(), n, "as many keys as ranks");
+        sorted.clear();
+        sorted.extend(keys.iter().zip(&self.ranks).map(|(&key, &rank)| u64::from(key) << 32 | u64::from(rank)));
+        sorted.par_sort_unstable();
+        let (mut product, mut ties, mut before) = (0, 0, 0);
+        for group in sorted.chunk_by(|a, b| a >> 32 == b >> 32) {
+            let size = group.len() as u32;
+            let rank_sum: u64 = group.iter().map(|entry| entry & u64::from(u32::MAX)).sum();
+            product += u128::from(2 * before + size + 1) * u128::from(rank_sum);
+            ties += cube_less_one(size);
+            before += size;
         }
-        to_starts(starts.iter_mut());
-        to_starts(groups.iter_mut().map(|group| &mut group.n_before));
+        rho(n, product, (cube_less_one(n as u32) - ties) / 3, self.spread)
+    }
 
-        by_low_digit.resize(n, 0);
+    /// Bounds of [`Ranked::rho`] from one pass over the keys, close when keys spread over many buckets.
+    ///
+    /// The order of buckets gives all but the ranks inside each. In doubled ranks, those of c keys deviate from their
+    /// mean by c^2 / 2 in sum at most, and the other side's by n - 1 each.
+    pub fn bounds(&self, keys: &[u32], table: &mut Vec<Bucket>) -> Bounds {
+        let n = self.ranks.len();
+        assert_eq!(keys.len(), n, "as many keys as ranks");
+        let (first, last) = keys.iter().fold((u32::MAX, 0), |(min, max), &key| (key.min(min), key.max(max)));
+        let shift = (u32::BITS - last.saturating_sub(first).leading_zeros()).saturating_sub(BUCKET_BITS);
+        table.clear();
+        table.resize(1 << BUCKET_BITS, Bucket::default());
         for (&key, &rank) in keys.iter().zip(&self.ranks) {
-            let at = &mut starts[(key & MASK) as usize];
-            by_low_digit[*at as usize] = u64::from(key) << 32 | u64::from(rank);
-            *at += 1;
+            let bucket = &mut table[((key - first) >> shift) as usize];
+            bucket.n += 1;
+            bucket.rank_sum += u64::from(rank);
         }
-
-        let mut product = 0;
-        let mut ties = 0;
-        for &entry in by_low_digit.iter() {
-            let (key, rank) = ((entry >> 32) as u32, entry & u64::from(u32::MAX));
-            let group = &mut groups[(key >> DIGIT_BITS) as usize];
-            if group.low != key & MASK {
-                group.close(&mut product, &mut ties);
-                group.low = key & MASK;
-            }
-            group.n += 1;
-            group.rank_sum += rank;
+        let (mut product, mut ties, mut unknown, mut before) = (0, 0, 0i128, 0);
+        for bucket in table.iter().filter(|bucket| bucket.n > 0) {
+            product += u128::from(2 * before + bucket.n + 1) * u128::from(bucket.rank_sum);
+            ties += cube_less_one(bucket.n);
+            unknown += i128::from(bucket.n).pow(2) / 2;
+            before += bucket.n;
         }
-        for group in groups {
-            group.close(&mut product, &mut ties);
-        }
-        rho(n, product, spread_of_ties(n, ties), self.spread)
-    }
-}
-
-impl TieGroup {
-    /// Adds the group's share and makes room for the next one.
-    #[inline]
-    fn close(&mut self, product: &mut u128, ties: &mut u128) {
-        *product += u128::from(2 * self.n_before + self.n + 1) * u128::from(self.rank_sum);
-        if self.n > 1 {
-            *ties += cube_less_one(self.n as usize);
-        }
-        self.n_before += self.n;
-        self.n = 0;
-        self.rank_sum = 0;
-    }
-}
-
-/// Turns counts into the sum of the counts before each.
-fn to_starts<'a>(counts: impl Iterator<Item = &'a mut u32>) {
-    let mut sum = 0;
-    for count in counts {
-        sum += std::mem::replace(count, sum);
+        unknown *= n as i128 - 1;
+        let all = cube_less_one(n as u32);
+        let covariance = covariance(n, product);
+        let limit = |covariance: i128, spread: u128| {
+            covariance as f64 / ((spread as f64 / 3.0).sqrt() * (self.spread as f64).sqrt())
+        };
+        // The smaller spread is that of ties throughout each bucket; it takes both bounds farther from 0.
+        let spread_for = |outward: bool| if outward { all - ties } else { all };
+        let low = covariance - unknown;
+        let high = covariance + unknown;
+        // Wider than any rounding of these few steps.
+        let margin = 1e-12;
+        let bounds =
+            Bounds { low: limit(low, spread_for(low < 0)) - margin, high: limit(high, spread_for(high > 0)) + margin };
+        if all > ties && self.spread > 0 { bounds } else { Bounds { low: -1.0 - margin, high: 1.0 + margin } }
     }
 }
 
@@ -213,8 +199,11 @@ mod tests {
         assert_eq!(spearman(&[1.0], &[1.0]), None);
         assert_eq!(spearman(&[], &[]), None);
         let ranked = Ranked::new(&[1, 2, 3]);
-        assert_eq!(ranked.rho(&mut Scratch { keys: vec![7; 3], ..Scratch::default() }), None);
+        assert_eq!(ranked.rho(&[7; 3], &mut Vec::new()), None);
         assert!(Ranked::new(&[4, 4]).is_constant() && !ranked.is_constant());
+        for bounds in [ranked.bounds(&[7; 3], &mut Vec::new()), Ranked::new(&[4, 4]).bounds(&[1, 2], &mut Vec::new())] {
+            assert!(bounds.low < -1.0 && bounds.high > 1.0);
+        }
     }
 
     #[test]
@@ -226,17 +215,34 @@ mod tests {
         assert_eq!(grid_key(0.5 + 0.6 / 16_777_216.0), (1 << 23) + 1);
     }
 
+    fn float(keys: &[u32]) -> Vec<f64> {
+        keys.iter().map(|&key| f64::from(key)).collect()
+    }
+
+    /// Rho by sorting and by bounds agree with the plain function.
+    fn check(x: &[u32], y: &[u32]) -> Bounds {
+        let ranked = Ranked::new(y);
+        let want = spearman(&float(x), &float(y));
+        assert_eq!(ranked.rho(x, &mut Vec::new()).map(f64::to_bits), want.map(f64::to_bits));
+        let bounds = ranked.bounds(x, &mut Vec::new());
+        if let Some(rho) = want {
+            assert!(bounds.low <= rho && rho <= bounds.high, "{bounds:?} {rho}");
+        }
+        bounds
+    }
+
     #[test]
     fn many_keys_with_and_without_ties() {
         let mut rng = Rng::new(3);
         for range in [2, 50, 5_000, (1 << 24) + 1] {
-            let mut draw = |_| rng.below(range) as u32;
-            let x: Vec<u32> = (0..20_000).map(&mut draw).collect();
-            let y: Vec<u32> = (0..20_000).map(&mut draw).collect();
-            let float = |keys: &[u32]| -> Vec<f64> { keys.iter().map(|&k| f64::from(k)).collect() };
-            let want = spearman(&float(&x), &float(&y)).expect("spread");
-            let got = Ranked::new(&y).rho(&mut Scratch { keys: x, ..Scratch::default() }).expect("spread");
-            assert_eq!(got.to_bits(), want.to_bits());
+            let x: Vec<u32> = (0..20_000).map(|_| rng.below(range) as u32).collect();
+            let noise: Vec<u32> = (0..20_000).map(|_| rng.below(range) as u32).collect();
+            let like: Vec<u32> = x.iter().zip(&noise).map(|(&x, &noise)| x / 2 + noise / 5).collect();
+            let unlike: Vec<u32> = like.iter().map(|&like| (1 << 24) - like).collect();
+            for y in [noise, like, unlike, x.clone()] {
+                let bounds = check(&x, &y);
+                assert!(range < 5_001 || bounds.high - bounds.low < 0.02, "{bounds:?}");
+            }
         }
     }
 
@@ -252,13 +258,13 @@ mod tests {
         }
 
         #[test]
-        fn linear_time_equals_sorting(pairs in prop::collection::vec((0u32..=1 << 24, 0u32..9), 1..60), coarse in 0u32..24) {
-            let x: Vec<u32> = pairs.iter().map(|p| p.0 >> coarse).collect();
+        fn bounds_and_sorting_agree(
+            pairs in prop::collection::vec((0u32..=1 << 24, 0u32..9), 1..60), coarse in 0u32..24
+        ) {
+            let x: Vec<u32> = pairs.iter().map(|p| p.0 >> coarse << coarse).collect();
             let y: Vec<u32> = pairs.iter().map(|p| p.1).collect();
-            let float = |keys: &[u32]| -> Vec<f64> { keys.iter().map(|&k| f64::from(k)).collect() };
-            let want = spearman(&float(&x), &float(&y)).map(f64::to_bits);
-            let got = Ranked::new(&y).rho(&mut Scratch { keys: x, ..Scratch::default() }).map(f64::to_bits);
-            prop_assert_eq!(got, want);
+            check(&x, &y);
+            check(&y, &x);
         }
     }
 }

@@ -25,6 +25,7 @@ impl WorkerList {
     }
 
     /// The first worker alone.
+    #[must_use]
     pub fn first(&self) -> Self {
         Self(self.0.iter().take(1).map(|spec| WorkerSpec { n: 1, device: spec.device.clone() }).collect())
     }
@@ -127,6 +128,7 @@ pub enum KvFormat {
 
 /// How a model is served. The default is one prefill and two decode workers on the best device.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of their own, each independent")]
 pub struct EngineConfig {
     /// Prefill workers.
     pub prefill: WorkerList,
@@ -142,6 +144,9 @@ pub struct EngineConfig {
     pub n_threads: u32,
     /// Flash attention.
     pub flash_attention: FlashAttention,
+    /// Make a text independent of the worker, the policy and the batch, to the bit, on the CPU without flash
+    /// attention. A step of one sequence then reads the experts of a second token.
+    pub exact: bool,
     /// Type of keys and values.
     pub kv_format: KvFormat,
     /// Layers on the device; none is all of them.
@@ -180,6 +185,7 @@ impl Default for EngineConfig {
             chunk: 512,
             n_threads: 0,
             flash_attention: FlashAttention::Auto,
+            exact: false,
             kv_format: KvFormat::F16,
             n_gpu_layers: None,
             cpu_moe: false,
@@ -208,7 +214,8 @@ impl EngineConfig {
         };
         rule(self.prefill.n_workers() > 0, "there are zero prefill workers; ask for at least one");
         rule(self.decode.n_workers() > 0, "there are zero decode workers; ask for at least one");
-        rule((1..=256).contains(&self.n_slots), "slots must be between 1 and 256, llama.cpp's limit for a context");
+        let most = 256 - u32::from(self.exact);
+        rule((1..=most).contains(&self.n_slots), "slots must be 1 to 256, llama.cpp's limit (255 where exact)");
         rule(self.n_ctx_slot >= 2, "the context of a slot must be at least 2 tokens");
         rule(self.chunk > 0, "the prefill chunk must be at least 1 token");
         rule(self.tau.is_none_or(|tau| (0.0..=2.0).contains(&tau)), "tau must be between 0 and 2");

@@ -19,6 +19,11 @@ pub enum TapUse {
 }
 
 /// A [`ModelRunner`] over one llama.cpp context: slot i is sequence i.
+///
+/// An exact runner never computes one row alone. ggml multiplies a single row by other kernels than several (tinyBLAS
+/// starts at two rows, `llamafile/sgemm.cpp`), which sum in another order; the gate's scores then differ in the last
+/// bits, and sooner or later a sequence that decodes alone draws another token than it would in company. So a lone row
+/// gets company: a copy at position 0 of an empty neighbouring sequence, emptied again at once.
 pub struct LlamaRunner {
     context: Context,
     info: RunnerInfo,
@@ -27,12 +32,14 @@ pub struct LlamaRunner {
     batch: Batch,
     taps_decode: bool,
     tap_failed: bool,
+    exact: bool,
 }
 
 impl LlamaRunner {
-    /// A runner in a new context of `model`.
-    pub fn new(model: &Model, params: &ContextParams, tap: &TapUse) -> Result<Self, LlamaError> {
-        let params = ContextParams { tap: *tap != TapUse::Off, ..params.clone() };
+    /// A runner in a new context of `model`. An exact one needs room for one sequence more.
+    pub fn new(model: &Model, params: &ContextParams, tap: &TapUse, exact: bool) -> Result<Self, LlamaError> {
+        let n_slots = params.n_slots;
+        let params = ContextParams { n_slots: n_slots + u32::from(exact), tap: *tap != TapUse::Off, ..params.clone() };
         let mut context = Context::new(model, &params)?;
         let tapped = match tap {
             TapUse::Prefill(layers) => layers.clone(),
@@ -43,23 +50,24 @@ impl LlamaRunner {
         }
         let params = context.params();
         let info = RunnerInfo {
-            n_slots: params.n_slots,
+            n_slots,
             n_ctx_slot: params.n_ctx_slot,
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
             fingerprint: StateFingerprint(context.fingerprint()),
         };
-        let n_slots = info.n_slots as usize;
+        let n_sequences = params.n_slots as usize;
         let batch = Batch::new(info.n_batch as usize);
         Ok(Self {
             context,
             info,
-            samplers: (0..n_slots).map(|_| None).collect(),
-            n_tokens: vec![0; n_slots],
+            samplers: (0..n_sequences).map(|_| None).collect(),
+            n_tokens: vec![0; n_sequences],
             batch,
             taps_decode: *tap == TapUse::Decode,
             tap_failed: false,
+            exact,
         })
     }
 
@@ -74,6 +82,44 @@ impl LlamaRunner {
             }
             Err(error) => Err(run_error(&error)),
         }
+    }
+
+    /// The empty sequence beside a lone row's that keeps it company; none where company is not needed.
+    fn companion(&self, n_rows: usize, slot: Slot) -> Option<u32> {
+        if !self.exact || n_rows != 1 {
+            return None;
+        }
+        let beside = [Some(slot.0 + 1), slot.0.checked_sub(1)].into_iter().flatten();
+        beside.into_iter().find(|&seq| self.n_tokens.get(seq as usize) == Some(&0))
+    }
+
+    /// Puts the rows into the batch, with a lone one's company; the row of the first.
+    fn fill_batch(
+        &mut self,
+        rows: impl ExactSizeIterator<Item = (Token, u32, Slot, bool)>,
+        companion: Option<u32>,
+    ) -> Result<usize, RunError> {
+        self.batch.clear();
+        let mut first = 0;
+        for (token, pos, slot, wanted) in rows {
+            let below = companion.filter(|&seq| seq < slot.0);
+            let above = companion.filter(|&seq| seq > slot.0);
+            // As wanted as the row itself, so that the last layer too computes both.
+            if let Some(seq) = below {
+                self.batch.push(token, 0, seq, wanted).map_err(refused)?;
+                first = 1;
+            }
+            self.batch.push(token, pos, slot.0, wanted).map_err(refused)?;
+            if let Some(seq) = above {
+                self.batch.push(token, 0, seq, wanted).map_err(refused)?;
+            }
+        }
+        Ok(first)
+    }
+
+    fn dismiss(&mut self, companion: Option<u32>) -> Result<(), RunError> {
+        let Some(seq) = companion else { return Ok(()) };
+        self.context.clear_seq(seq).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
     fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, RunError> {
@@ -104,32 +150,39 @@ impl ModelRunner for LlamaRunner {
         counts: Option<&mut ExpertCounts>,
     ) -> Result<Option<Token>, RunError> {
         assert_eq!(self.n_tokens[slot.index()], pos, "position of the chunk in slot {slot}");
-        self.batch.clear();
-        for (index, &token) in tokens.iter().enumerate() {
+        let companion = self.companion(tokens.len(), slot);
+        let rows = tokens.iter().enumerate().map(|(index, &token)| {
             let wanted = last && index + 1 == tokens.len();
-            self.batch.push(token, pos + index as u32, slot.0, wanted).map_err(refused)?;
-        }
+            (token, pos + index as u32, slot, wanted)
+        });
+        let first = self.fill_batch(rows, companion)?;
         match counts {
             Some(counts) if !self.tap_failed => {
                 let mut chunk = ExpertCounts::new(counts.layers(), counts.n_expert());
                 chunk.add_tokens(tokens.len() as u32);
-                let ran = self.context.decode_tapped(&self.batch, &mut |rows| chunk.add(rows.layer, rows.experts));
+                let ran = self.context.decode_tapped(&self.batch, &mut |rows| {
+                    for experts in rows.tokens().skip(first).take(tokens.len()) {
+                        chunk.add(rows.layer, experts);
+                    }
+                });
                 if self.check_tap(ran)? {
                     counts.merge(&chunk);
                 }
             }
             _ => self.context.decode(&self.batch).map_err(|error| run_error(&error))?,
         }
+        self.dismiss(companion)?;
         self.n_tokens[slot.index()] += tokens.len() as u32;
-        if last { self.sample(slot, tokens.len() - 1).map(Some) } else { Ok(None) }
+        if last { self.sample(slot, first + tokens.len() - 1).map(Some) } else { Ok(None) }
     }
 
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
-        self.batch.clear();
         for item in batch {
             assert_eq!(self.n_tokens[item.slot.index()], item.pos, "position of slot {}", item.slot);
-            self.batch.push(item.token, item.pos, item.slot.0, true).map_err(refused)?;
         }
+        let companion = batch.first().and_then(|item| self.companion(batch.len(), item.slot));
+        let rows = batch.iter().map(|item| (item.token, item.pos, item.slot, true));
+        let first = self.fill_batch(rows, companion)?;
         picks.clear();
         if self.taps_decode && !self.tap_failed {
             let n_layer = self.context.model().moe_shape().map_or(0, |shape| shape.layers.len());
@@ -137,7 +190,7 @@ impl ModelRunner for LlamaRunner {
                 if picks.is_empty() {
                     picks.reset(batch.len(), n_layer, rows.n_expert_used);
                 }
-                for (item, experts) in rows.tokens().enumerate() {
+                for (item, experts) in rows.tokens().skip(first).take(batch.len()).enumerate() {
                     picks.set(item, rows.layer as usize, experts);
                 }
             });
@@ -150,10 +203,10 @@ impl ModelRunner for LlamaRunner {
         next.clear();
         for (row, item) in batch.iter().enumerate() {
             self.n_tokens[item.slot.index()] += 1;
-            let token = self.sample(item.slot, row)?;
+            let token = self.sample(item.slot, first + row)?;
             next.push(token);
         }
-        Ok(())
+        self.dismiss(companion)
     }
 
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {

@@ -241,7 +241,7 @@ impl LoadedModel {
                 type_v: kv_type(config.kv_format),
                 ..ContextParams::default()
             };
-            let runner = LlamaRunner::new(model, &params, tap)?;
+            let runner = LlamaRunner::new(model, &params, tap, config.exact)?;
             let on_cpu = model.device().kind() == DeviceKind::Cpu;
             workers.push(EngineWorker {
                 name: params.name,

@@ -40,7 +40,18 @@ struct Plan {
     slot: Slot,
     tokens: Vec<Token>,
     pos: u32,
+    /// Nothing is left after it.
     last: bool,
+    /// It draws the request's first token.
+    draws: bool,
+}
+
+impl Open {
+    /// Tokens to prefill: the prompt, or, for a request that lost its decode worker, all but its last drawn token,
+    /// which the next decode worker runs as the lost one would have.
+    fn n_prefill(&self) -> u32 {
+        self.job.n_tokens() - u32::from(!self.job.generated.is_empty())
+    }
 }
 
 impl PrefillWorker {
@@ -85,7 +96,7 @@ impl PrefillWorker {
         self.sweep_cancelled(runner, events);
         let Some(plan) = self.plan(runner, events) else { return };
         let open = self.open[plan.slot.index()].as_mut().expect("planned");
-        let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.last, open.counts.as_mut());
+        let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.draws, open.counts.as_mut());
         self.apply(&plan, run, runner, events);
     }
 
@@ -118,7 +129,7 @@ impl PrefillWorker {
         }
         let candidates = || self.open.iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?)));
         let overdue = candidates().find(|(_, open)| open.n_passed_over >= MAX_PASSED_OVER).map(|(i, _)| i);
-        let shortest = || candidates().min_by_key(|(i, open)| (open.job.n_tokens() - open.n_done, *i)).map(|(i, _)| i);
+        let shortest = || candidates().min_by_key(|(i, open)| (open.n_prefill() - open.n_done, *i)).map(|(i, _)| i);
         let chosen = overdue.or_else(shortest)?;
         for (index, open) in self.open.iter_mut().enumerate() {
             if let Some(open) = open {
@@ -126,13 +137,14 @@ impl PrefillWorker {
             }
         }
         let open = self.open[chosen].as_ref()?;
-        let n_tokens = open.job.n_tokens();
-        let end = ((open.n_done / self.chunk + 1) * self.chunk).min(n_tokens);
+        let n_prefill = open.n_prefill();
+        let end = ((open.n_done / self.chunk + 1) * self.chunk).min(n_prefill);
         Some(Plan {
             slot: Slot(chosen as u32),
             tokens: open.job.tokens(open.n_done, end),
             pos: open.n_done,
-            last: end == n_tokens,
+            last: end == n_prefill,
+            draws: end == n_prefill && open.job.generated.is_empty(),
         })
     }
 
@@ -145,11 +157,13 @@ impl PrefillWorker {
     ) {
         let index = plan.slot.index();
         match run {
-            Ok(None) => {
-                assert!(!plan.last, "the last chunk of a prompt draws a token");
+            Ok(token) => {
+                assert_eq!(token.is_some(), plan.draws, "a token is drawn when it is asked for");
                 self.open[index].as_mut().expect("planned").n_done += plan.tokens.len() as u32;
+                if plan.last {
+                    self.hand_on(index, token, runner, events);
+                }
             }
-            Ok(Some(token)) => self.hand_on(index, token, runner, events),
             Err(error) => {
                 self.give_back(index, &error, events);
                 self.close(plan.slot, runner, events);
@@ -157,12 +171,19 @@ impl PrefillWorker {
         }
     }
 
-    /// The prompt is done: streams its first token and lets the sequence go.
-    fn hand_on(&mut self, index: usize, token: Token, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+    /// The prompt is done: streams its first token, if one was drawn, and lets the sequence go.
+    fn hand_on(
+        &mut self,
+        index: usize,
+        token: Option<Token>,
+        runner: &mut dyn ModelRunner,
+        events: &mut Vec<WorkerEvent>,
+    ) {
         let slot = Slot(index as u32);
-        let job = &mut self.open[index].as_mut().expect("planned").job;
-        let n_tokens = job.n_tokens();
-        if let Some(reason) = draw(job, token, &self.eog, runner.info().n_ctx_slot, events) {
+        let Open { job, n_done, .. } = self.open[index].as_mut().expect("planned");
+        let n_tokens = *n_done;
+        let end = token.and_then(|token| draw(job, token, &self.eog, runner.info().n_ctx_slot, events));
+        if let Some(reason) = end {
             events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() });
             self.open[index] = None;
         } else {

@@ -1,15 +1,14 @@
 //! What the tap costs: a 512-token prefill with the tap on four layers, beside the same prefill in a context without
 //! one. Both run in turns, so that whatever else the machine does falls on both.
 
+#![expect(clippy::print_stdout, reason = "it is the result")]
+
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
-use eldr::{
-    llama::{Backend, Batch, Context, ContextParams, Model, ModelParams},
-    types::Token,
-};
+use eldr::llama::{Backend, Batch, Context, ContextParams, Model, ModelParams};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf");
 const N_TOKENS: usize = 512;
@@ -24,8 +23,8 @@ fn main() {
     let mut tapped = Context::new(&model, &ContextParams { tap: true, ..params }).expect("context with a tap");
     tapped.set_tap_layers(&[0, 1, 2, 3]).expect("layers");
     let mut batch = Batch::new(N_TOKENS);
-    for i in 0..N_TOKENS {
-        batch.push(10 + (i as Token * 37) % 4000, i as u32, 0, i + 1 == N_TOKENS).expect("room");
+    for (i, token) in (0..N_TOKENS).zip((10..4000).step_by(7).cycle()) {
+        batch.push(token, i as u32, 0, i + 1 == N_TOKENS).expect("room");
     }
     let mut times: Vec<(Duration, Duration)> = Vec::new();
     let mut n_picks = 0;
