@@ -38,7 +38,7 @@ pub struct CalibrateArgs {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
-    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
     /// Use the first N prompts only
     #[arg(long, value_name = "N")]

@@ -141,8 +141,7 @@ impl DoctorArgs {
             return;
         };
         // The configuration has findings of its own; the model is looked at by itself.
-        let plain =
-            EngineConfig { prefill: WorkerList::best(1), decode: WorkerList::best(1), n_threads: 0, ..config.clone() };
+        let plain = EngineConfig { use_mmap: config.use_mmap, ..EngineConfig::default() };
         let loaded = match LoadedModel::load(&path, &plain) {
             Ok(loaded) => loaded,
             Err(error) => {
@@ -318,7 +317,7 @@ fn probe(program: &Path, model: &PathBuf) -> Result<(), String> {
     for name in ours {
         command.env_remove(name);
     }
-    let flags = ["--extra-bufts", "--prefill", "1@cpu", "--decode", "1@cpu", "--ctx", "64", "-n", "4"];
+    let flags = ["--extra-bufts", "--prefill", "1@cpu", "--decode", "1@cpu", "--ctx", "64", "-t", "1", "-n", "4"];
     let mut child = command
         .arg("run")
         .arg("-m")

@@ -222,3 +222,36 @@ fn completions(shell: Shell, output: &mut Output) -> Result<(), CliError> {
     output.text(&script)?;
     output.json(&json!({ "shell": shell.to_string(), "script": script }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_verb_has_an_option_twice() {
+        let mut command = command();
+        command.build();
+        for verb in command.get_subcommands() {
+            let mut names: Vec<String> = verb
+                .get_arguments()
+                .flat_map(|arg| [arg.get_short().map(String::from), arg.get_long().map(str::to_owned)])
+                .flatten()
+                .collect();
+            names.sort_unstable();
+            let n_names = names.len();
+            names.dedup();
+            assert_eq!(names.len(), n_names, "{}: {names:?}", verb.get_name());
+        }
+    }
+
+    #[test]
+    fn json_on_standard_output_is_seen_before_arguments_are_understood() {
+        let asks = |line: &str| asks_for_json(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>());
+        for line in ["eldr run --json", "eldr --json run", "eldr bench --json", "eldr bench --json - x"] {
+            assert!(asks(line), "{line}");
+        }
+        for line in ["eldr run", "eldr run -- --json", "eldr bench --json out.json"] {
+            assert!(!asks(line), "{line}");
+        }
+    }
+}

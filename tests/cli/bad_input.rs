@@ -141,8 +141,8 @@ fn zero_of_something_is_refused() {
 #[test]
 fn a_prompt_that_does_not_fit_is_refused() {
     let long = "word ".repeat(200);
-    refused(&["run", "-c", "16", &long], &["the prompt has", "a slot holds 16", "--ctx"]);
-    refused(&["inspect", "-c", "16", "--prompt", &long], &["the prompt has", "16"]);
+    refused(&["run", "-c", "256", &long], &["the prompt has", "a slot holds 256", "--ctx"]);
+    refused(&["inspect", "-c", "256", "--prompt", &long], &["the prompt has", "256"]);
     refused(&["run", ""], &["the prompt is empty"]);
     refused(&["run", " \n\t"], &["the prompt is empty"]);
     // Standard input is empty here.
