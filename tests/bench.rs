@@ -61,6 +61,7 @@ fn params(clock: Clock, decode: u32, calibration: Option<PathBuf>) -> BenchParam
         seed: 1,
         temperature: 0.8,
         default_max_tokens: 16,
+        output_tokens: None,
         warmup: 0.2,
         count_experts: true,
         config: EngineConfig { calibration, ..config(decode) },

@@ -17,7 +17,7 @@ use crate::{
         workload::{self, Arrivals, WorkloadItem},
     },
     calibrate::Calibration,
-    engine::{Engine, EngineConfig, EngineParts, EngineWorker, LoadedModel, devices, versions},
+    engine::{Engine, EngineConfig, EngineParts, EngineWorker, LoadedModel, devices, threads_alone, versions},
     metrics::RunSummary,
     route::PolicyKind,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, PrefillWorker},
@@ -48,6 +48,8 @@ pub struct BenchParams {
     pub temperature: f32,
     /// Tokens of a request whose line has no `max_tokens`.
     pub default_max_tokens: u32,
+    /// Tokens of every request, whatever its line says.
+    pub output_tokens: Option<u32>,
     /// Share of requests that count as warm-up.
     pub warmup: f64,
     /// Count distinct experts in a second run of each policy.
@@ -82,7 +84,7 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
     // A bench offers its load whatever happens: the queue holds all of it.
     config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
     if params.clock == Clock::Virtual && config.n_threads == 0 {
-        config.n_threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        config.n_threads = threads_alone();
     }
     let model = LoadedModel::load(&params.model, &config)?;
     let calibration = model.calibration(&config)?;
@@ -238,7 +240,7 @@ fn prepare(params: &BenchParams, model: &LoadedModel, items: &[WorkloadItem]) ->
     let times = params.arrivals.times(items.len(), params.seed)?;
     let request = |(index, (item, arrival)): (usize, (&WorkloadItem, Duration))| {
         let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;
-        let max_tokens = item.max_tokens.unwrap_or(params.default_max_tokens);
+        let max_tokens = params.output_tokens.or(item.max_tokens).unwrap_or(params.default_max_tokens);
         if prompt.len() + max_tokens as usize > n_ctx_slot as usize {
             let n = prompt.len();
             let why = format!(

@@ -57,6 +57,9 @@ pub struct BenchArgs {
     /// Tokens of a request that names none
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
     max_tokens: u32,
+    /// Tokens of every request, whatever the workload says
+    #[arg(long, value_name = "N")]
+    output_tokens: Option<u32>,
     /// Temperature of the outputs; 0 takes the likeliest tokens
     #[arg(long, value_name = "T", default_value_t = 0.8)]
     temperature: f32,
@@ -69,6 +72,9 @@ pub struct BenchArgs {
     /// Skip the second run of each policy, which counts distinct experts
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     no_count: Option<bool>,
+    /// Let a step of one sequence run alone, as `run` does; outputs may then differ in company
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    no_exact: Option<bool>,
     #[command(flatten)]
     route: RouteArgs,
     #[command(flatten)]
@@ -120,8 +126,8 @@ impl BenchArgs {
 
     fn params(&self) -> Result<BenchParams, CliError> {
         let config = self.config()?;
-        if self.max_tokens == 0 {
-            return Err(CliError::usage("--max-tokens must be at least 1"));
+        if self.max_tokens == 0 || self.output_tokens == Some(0) {
+            return Err(CliError::usage("--max-tokens and --output-tokens must be at least 1"));
         }
         if !(0.0..1.0).contains(&self.warmup) {
             return Err(CliError::usage(format!("--warmup is {}, which must be 0 or more and below 1", self.warmup)));
@@ -142,6 +148,7 @@ impl BenchArgs {
             seed: self.seed,
             temperature: self.temperature,
             default_max_tokens: self.max_tokens,
+            output_tokens: self.output_tokens,
             warmup: self.warmup,
             count_experts: !self.no_count.unwrap_or(false),
             config,
@@ -150,7 +157,8 @@ impl BenchArgs {
 
     fn config(&self) -> Result<EngineConfig, CliError> {
         let n_decode = calibrated_workers(&self.workers, &self.route)?.unwrap_or(N_DECODE);
-        let mut config = EngineConfig { decode: WorkerList::best(n_decode), ..EngineConfig::default() };
+        let exact = !self.no_exact.unwrap_or(false);
+        let mut config = EngineConfig { decode: WorkerList::best(n_decode), exact, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);
         self.route.configure(&mut config, None);
