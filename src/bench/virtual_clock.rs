@@ -143,13 +143,11 @@ impl<'a> VirtualRun<'a> {
         let id = RequestId(index as u64);
         self.timeline.arrived(id, &request.name, self.now);
         let mut commands = Vec::new();
-        match self.dispatcher.submit(id, Arc::clone(&request.request), self.now, &mut commands) {
-            Ok(()) => self.carry_out(commands),
-            Err(_) => {
-                self.timeline.failed(id);
-                1
-            }
+        if self.dispatcher.submit(id, Arc::clone(&request.request), self.now, &mut commands).is_ok() {
+            return self.carry_out(commands);
         }
+        self.timeline.failed(id);
+        1
     }
 
     fn at(&mut self, at: Duration, happening: Happening) {
