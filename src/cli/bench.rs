@@ -51,12 +51,18 @@ pub struct BenchArgs {
     /// Requests arrive for ON seconds, then pause for OFF; the rate is the average
     #[arg(long, value_name = "ON,OFF", value_parser = burst)]
     burst: Option<(f64, f64)>,
+    /// Requests in the system at most; the next arrives when one ends
+    #[arg(long, value_name = "N")]
+    concurrency: Option<usize>,
     /// Requests to serve; the workload is cut or repeated to it
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
     /// Tokens of a request that names none
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
     max_tokens: u32,
+    /// Tokens of every request, whatever the workload says
+    #[arg(long, value_name = "N")]
+    output_tokens: Option<u32>,
     /// Temperature of the outputs; 0 takes the likeliest tokens
     #[arg(long, value_name = "T", default_value_t = 0.8)]
     temperature: f32,
@@ -69,6 +75,9 @@ pub struct BenchArgs {
     /// Skip the second run of each policy, which counts distinct experts
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     no_count: Option<bool>,
+    /// Let a step of one sequence run alone, as `run` does; outputs may then differ in company
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    no_exact: Option<bool>,
     #[command(flatten)]
     route: RouteArgs,
     #[command(flatten)]
@@ -120,8 +129,8 @@ impl BenchArgs {
 
     fn params(&self) -> Result<BenchParams, CliError> {
         let config = self.config()?;
-        if self.max_tokens == 0 {
-            return Err(CliError::usage("--max-tokens must be at least 1"));
+        if self.max_tokens == 0 || self.output_tokens == Some(0) {
+            return Err(CliError::usage("--max-tokens and --output-tokens must be at least 1"));
         }
         if !(0.0..1.0).contains(&self.warmup) {
             return Err(CliError::usage(format!("--warmup is {}, which must be 0 or more and below 1", self.warmup)));
@@ -129,8 +138,8 @@ impl BenchArgs {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return Err(CliError::usage(format!("--temperature is {}, which must be 0 or more", self.temperature)));
         }
-        if self.requests == Some(0) {
-            return Err(CliError::usage("--requests must be at least 1"));
+        if self.requests == Some(0) || self.concurrency == Some(0) {
+            return Err(CliError::usage("--requests and --concurrency must be at least 1"));
         }
         Ok(BenchParams {
             policies: self.usable_policies()?,
@@ -138,10 +147,12 @@ impl BenchArgs {
             workload: self.workload.clone(),
             clock: self.clock,
             arrivals: self.arrivals()?,
+            concurrency: self.concurrency,
             n_requests: self.requests,
             seed: self.seed,
             temperature: self.temperature,
             default_max_tokens: self.max_tokens,
+            output_tokens: self.output_tokens,
             warmup: self.warmup,
             count_experts: !self.no_count.unwrap_or(false),
             config,
@@ -150,7 +161,8 @@ impl BenchArgs {
 
     fn config(&self) -> Result<EngineConfig, CliError> {
         let n_decode = calibrated_workers(&self.workers, &self.route)?.unwrap_or(N_DECODE);
-        let mut config = EngineConfig { decode: WorkerList::best(n_decode), ..EngineConfig::default() };
+        let exact = !self.no_exact.unwrap_or(false);
+        let mut config = EngineConfig { decode: WorkerList::best(n_decode), exact, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);
         self.route.configure(&mut config, None);

@@ -11,7 +11,9 @@ use clap::Args;
 use eldr::{
     bench::workload,
     calibrate::{CalibrationParams, CalibrationReport, fit},
-    engine::{EngineConfig, EngineError, LoadedModel, RecordPrompt, WorkerList, record, write_calibration},
+    engine::{
+        EngineConfig, EngineError, LoadedModel, RecordPrompt, WorkerList, record, threads_alone, write_calibration,
+    },
 };
 use serde_json::json;
 
@@ -135,6 +137,10 @@ impl CalibrateArgs {
         self.model.configure(&mut config);
         config.prefill = self.prefill.clone().unwrap_or(config.prefill);
         config.decode = self.decode.clone().unwrap_or(config.decode);
+        if config.n_threads == 0 {
+            // Recording runs one worker at a time.
+            config.n_threads = threads_alone();
+        }
         config
     }
 

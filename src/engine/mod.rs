@@ -45,7 +45,7 @@ use shared::Shared;
 pub use stream::{Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, serve_rpc, versions};
-pub use threads::ThreadPlan;
+pub use threads::{ThreadPlan, threads_alone};
 pub use tokenizer::Tokenizer;
 
 #[cfg(feature = "llama")]

@@ -222,6 +222,12 @@ impl LoadedModel {
         tap: &TapUse,
     ) -> Result<Vec<EngineWorker>, EngineError> {
         let on_gpu = self.copies.iter().any(|(device, _)| device.kind() != DeviceKind::Cpu);
+        let flash_attn = match config.flash_attention {
+            FlashAttention::Auto => on_gpu,
+            FlashAttention::On => true,
+            FlashAttention::Off => false,
+        };
+        let exact = config.exact && !flash_attn;
         let mut workers = Vec::new();
         for (index, name) in list.devices().enumerate() {
             let model = self.copy_on(name)?;
@@ -232,16 +238,12 @@ impl LoadedModel {
                 n_batch: config.chunk.max(config.n_slots),
                 n_ubatch: if kind == "prefill" { config.chunk } else { REFILL_UBATCH.max(config.n_slots) },
                 n_threads: self.threads.n_threads,
-                flash_attn: match config.flash_attention {
-                    FlashAttention::Auto => on_gpu,
-                    FlashAttention::On => true,
-                    FlashAttention::Off => false,
-                },
+                flash_attn,
                 type_k: kv_type(config.kv_format),
                 type_v: kv_type(config.kv_format),
                 ..ContextParams::default()
             };
-            let runner = LlamaRunner::new(model, &params, tap, config.exact)?;
+            let runner = LlamaRunner::new(model, &params, tap, exact)?;
             let on_cpu = model.device().kind() == DeviceKind::Cpu;
             workers.push(EngineWorker {
                 name: params.name,

@@ -2,6 +2,18 @@ use std::{sync::Arc, thread::available_parallelism};
 
 use crate::engine::{EngineError, Permits};
 
+/// Threads of a worker that computes while no other does: all cores but one.
+///
+/// ggml's threads spin until the last of them is there, so one that has to share its core with another program stalls
+/// them all. The spare core is for that program.
+pub fn threads_alone() -> u32 {
+    n_cores().saturating_sub(1).max(1)
+}
+
+fn n_cores() -> u32 {
+    available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}
+
 /// How the cores are divided among the CPU workers, so that the threads computing at once never pass them.
 #[derive(Debug, Clone)]
 pub struct ThreadPlan {
@@ -14,8 +26,7 @@ pub struct ThreadPlan {
 impl ThreadPlan {
     /// A plan for `n_workers` CPU workers of `n_threads` threads each; 0 divides the cores among them.
     pub fn new(n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {
-        let n_cores = available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-        Self::on(n_cores, n_threads, n_workers)
+        Self::on(n_cores(), n_threads, n_workers)
     }
 
     fn on(n_cores: u32, n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {

@@ -19,7 +19,8 @@ use eldr::{
     types::{MoeShape, Token},
 };
 
-pub use arch::Arch;
+#[allow(unused_imports, reason = "each test program uses its own part")]
+pub use arch::{Arch, WINDOW};
 use tensors::Tensors;
 pub use vocab::{N_VOCAB, token_of};
 

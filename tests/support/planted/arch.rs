@@ -16,7 +16,7 @@ const N_HEAD_KV: usize = 2;
 const HEAD: usize = 64;
 const N_FF: usize = 32;
 /// Tokens a sliding window holds.
-const WINDOW: u32 = 16;
+pub const WINDOW: u32 = 16;
 /// `DeepSeek`'s attention: rank of queries and of keys and values, and a head's rotated and other part.
 const LORA_Q: usize = 32;
 const LORA_KV: usize = 32;
