@@ -19,12 +19,15 @@ eldr="$TARGET/release/eldr"
 mkdir -p "$out"
 
 echo "== calibrating: which experts each request uses, and one centroid for each of 8 decode workers"
-"$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --workers 8 -o "$out/task.safetensors"
+"$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --requests 160 --workers 8 \
+    -o "$out/task.safetensors"
 
-echo "== serving the same requests under every policy, 1 prefill and 8 decode workers"
+# Sixteen prefill workers: on a CPU a prompt of this model costs as much as its answer, and with one prefill worker the
+# decode workers would have nothing to batch.
+echo "== serving the same requests under every policy, 16 prefill and 8 decode workers"
 "$eldr" bench -m "$model" --workload examples/data/task.serve.jsonl --calibration "$out/task.safetensors" \
-    --prefill 1 --decode 8 --policies all --clock virtual --requests "${REQUESTS:-64}" \
-    --json "$out/bench.json" --svg "$out/bench.svg"
+    --prefill 16 --decode 8 --policies all --clock virtual --slots 24 --concurrency 96 \
+    --requests "${REQUESTS:-160}" --json "$out/bench.json" --svg "$out/bench.svg"
 
 echo
 echo "drawing: $out/bench.svg"

@@ -57,6 +57,7 @@ fn params(clock: Clock, decode: u32, calibration: Option<PathBuf>) -> BenchParam
         policies: PolicyKind::ALL.to_vec(),
         clock,
         arrivals: Arrivals::Poisson { rate: 200.0 },
+        concurrency: None,
         n_requests: Some(N_REQUESTS),
         seed: 1,
         temperature: 0.8,
@@ -91,9 +92,9 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
     assert_eq!(virtual_hashes.len(), 1, "{virtual_hashes:?}");
 
     let balancers = vec![PolicyKind::RoundRobin, PolicyKind::LeastLoaded];
-    let one = BenchParams { policies: balancers.clone(), ..params(Clock::Virtual, 1, None) };
+    let one = BenchParams { policies: balancers.clone(), concurrency: Some(5), ..params(Clock::Virtual, 1, None) };
     assert_eq!(hashes(&run(&one, &mut |_| {}).unwrap()), virtual_hashes);
-    let real = BenchParams { policies: balancers, ..params(Clock::Real, 2, None) };
+    let real = BenchParams { policies: balancers, concurrency: Some(9), ..params(Clock::Real, 2, None) };
     assert_eq!(hashes(&run(&real, &mut |_| {}).unwrap()), virtual_hashes);
 
     let json = serde_json::to_string(&report).unwrap();

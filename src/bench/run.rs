@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     bench::{
-        BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Machine, ModelInfo, PrefillMemo, Probe,
-        REPORT_VERSION, Timeline,
+        BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Machine, ModelInfo, PickStore, PrefillMemo,
+        Probe, REPORT_VERSION, Timeline,
         real_clock::run_real,
         virtual_clock::{Durations, VirtualRun, Worker},
         workload::{self, Arrivals, WorkloadItem},
@@ -40,6 +40,8 @@ pub struct BenchParams {
     pub clock: Clock,
     /// When requests arrive.
     pub arrivals: Arrivals,
+    /// Requests in the system at most; the next arrives when one ends. None is no limit.
+    pub concurrency: Option<usize>,
     /// Requests a run; the workload is cut or cycled to it. None is the workload once.
     pub n_requests: Option<usize>,
     /// Seed of arrivals, draws and policies.
@@ -73,8 +75,9 @@ pub struct Progress {
 
 /// Runs the workload under each policy, on the same arrivals and seeds, and reports what was measured.
 ///
-/// Each policy is timed with no tap on the decode steps; then, with `count_experts`, run again with one. On the
-/// virtual clock the second run follows the first's schedule step for step; on the real clock it has its own.
+/// Each policy is timed with no tap on the decode steps. With `count_experts`, distinct experts come from a second run
+/// with a tap: on the virtual clock it follows the first's schedule step for step, and its picks count for every
+/// policy whose outputs are equal; on the real clock each policy has a counting run of its own.
 pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport, BenchError> {
     let items = workload::read(&params.workload)?;
     let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
@@ -89,7 +92,15 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
     let model = LoadedModel::load(&params.model, &config)?;
     let calibration = model.calibration(&config)?;
     let requests = prepare(params, &model, &items)?;
-    let mut bench = Bench { params, config, model, calibration, requests, memo: PrefillMemo::default() };
+    let mut bench = Bench {
+        params,
+        config,
+        model,
+        calibration,
+        requests,
+        memo: PrefillMemo::default(),
+        picks: PickStore::default(),
+    };
     let mut runs = Vec::new();
     for &policy in &params.policies {
         runs.push(bench.run_policy(policy, progress)?);
@@ -104,34 +115,48 @@ struct Bench<'a> {
     calibration: Option<Arc<Calibration>>,
     requests: Vec<BenchRequest>,
     memo: PrefillMemo,
+    picks: PickStore,
 }
 
 impl Bench<'_> {
     fn run_policy(&mut self, policy: PolicyKind, progress: &mut dyn FnMut(Progress)) -> Result<RunSummary, BenchError> {
         self.config.policy = policy;
         let n_requests = self.requests.len();
-        let mut run = |counting, durations| {
-            let hear = &mut |n_done| progress(Progress { policy, counting, n_done, n_requests });
-            match self.params.clock {
-                Clock::Virtual => self.run_virtual(counting, durations, hear),
-                Clock::Real => Ok((self.run_engine(counting, hear)?, Vec::new())),
+        let count = self.params.count_experts && self.model.moe_shape().is_some();
+        let mut hear = |counting, n_done| progress(Progress { policy, counting, n_done, n_requests });
+        let timeline = match self.params.clock {
+            Clock::Virtual => {
+                let measure = Durations::Measure(Vec::new());
+                let (mut timeline, durations) = self.run_virtual(None, measure, &mut |n| hear(false, n))?;
+                if count && !timeline.count(&self.picks) {
+                    let mut picks = PickStore::default();
+                    let replay = Durations::Replay(durations.into_iter());
+                    let (counted, _) = self.run_virtual(Some(&mut picks), replay, &mut |n| hear(true, n))?;
+                    picks.tokens_sha256 = Some(counted.tokens_sha256());
+                    timeline.take_batches(counted);
+                    self.picks = picks;
+                }
+                timeline
+            }
+            Clock::Real => {
+                let mut timeline = self.run_engine(false, &mut |n| hear(false, n))?;
+                if count {
+                    timeline.take_batches(self.run_engine(true, &mut |n| hear(true, n))?);
+                }
+                timeline
             }
         };
-        let (mut timeline, durations) = run(false, Durations::Measure(Vec::new()))?;
-        if self.params.count_experts && self.model.moe_shape().is_some() {
-            timeline.take_batches(run(true, Durations::Replay(durations.into_iter()))?.0);
-        }
         Ok(timeline.summarise(policy, self.config.decode.n_workers(), self.params.warmup))
     }
 
     fn run_virtual(
         &self,
-        tap: bool,
+        picks: Option<&mut PickStore>,
         durations: Durations,
         progress: &mut dyn FnMut(usize),
     ) -> Result<(Timeline, Vec<Duration>), BenchError> {
         let probe = Probe::new(Instant::now());
-        let parts = self.parts(tap, &probe)?;
+        let parts = self.parts(picks.is_some(), &probe)?;
         let eog = parts.tokenizer.end_tokens().to_vec();
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let n_prefill = parts.prefill.len();
@@ -144,15 +169,15 @@ impl Bench<'_> {
             let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog);
             Worker::new(scheduler, runner)
         });
-        let run = VirtualRun::new(dispatcher, prefill.collect(), decode.collect(), probe.clone(), durations);
-        run.run(&self.requests, progress)
+        let run = VirtualRun::new(dispatcher, prefill.collect(), decode.collect(), probe.clone(), durations, picks);
+        run.run(&self.requests, self.params.concurrency, progress)
     }
 
     fn run_engine(&self, tap: bool, progress: &mut dyn FnMut(usize)) -> Result<Timeline, BenchError> {
         let started = Instant::now();
         let probe = Probe::new(started);
         let engine = Engine::start(self.parts(tap, &probe)?)?;
-        run_real(&engine, &self.requests, &probe, started, progress)
+        run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)
     }
 
     /// Fresh workers and a fresh policy, watched by the probe. Every policy's prefill counts the same layers, so that
@@ -217,7 +242,10 @@ impl Bench<'_> {
             rate: self.params.arrivals.rate(),
             seed: self.params.seed,
             workload: Some(self.params.workload.display().to_string()),
-            arrivals: Some(self.params.arrivals.to_string()),
+            arrivals: Some(match self.params.concurrency {
+                Some(n) => format!("{}, at most {n} at a time", self.params.arrivals),
+                None => self.params.arrivals.to_string(),
+            }),
             calibration: self.calibration.map(|c| CalibrationInfo {
                 path: self.config.calibration.as_ref().map(|path| path.display().to_string()),
                 rho: c.rho,

@@ -1,10 +1,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    bench::{Seen, tokens_sha256},
+    bench::{BatchSeen, PickStore, Seen, picks::RequestStep, tokens_sha256},
     metrics::{RunMetrics, RunSummary, StepRecord},
     route::PolicyKind,
-    types::{RequestId, Token},
+    types::{RequestId, Token, WorkerId},
 };
 
 /// Everything that happened in one run, by its time since the start, on either clock.
@@ -12,6 +12,7 @@ use crate::{
 pub struct Timeline {
     requests: BTreeMap<RequestId, RequestLine>,
     seen: Seen,
+    steps: Vec<(Duration, WorkerId, Vec<RequestStep>)>,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +58,29 @@ impl Timeline {
         self.seen.batches.extend(seen.batches.into_iter().map(|(own, batch)| (stamp(own), batch)));
         self.seen.handoffs.extend(seen.handoffs.into_iter().map(|(own, took)| (stamp(own), took)));
         self.seen.decisions.extend(seen.decisions.into_iter().map(|(own, d, took)| (stamp(own), d, took)));
+    }
+
+    /// A decode worker finished a step of these requests; for counting their experts afterwards.
+    pub fn stepped(&mut self, at: Duration, worker: WorkerId, members: Vec<RequestStep>) {
+        self.steps.push((at, worker, members));
+    }
+
+    /// Counts the distinct experts of every step from recorded picks; false if they belong to other outputs.
+    pub fn count(&mut self, picks: &PickStore) -> bool {
+        if picks.tokens_sha256.as_deref() != Some(self.tokens_sha256().as_str()) {
+            return false;
+        }
+        let count = |(at, worker, members): &(Duration, WorkerId, Vec<RequestStep>)| {
+            let n_distinct = picks.distinct(members)?;
+            Some((*at, BatchSeen { worker: *worker, n_batch: members.len() as u32, n_distinct }))
+        };
+        match self.steps.iter().map(count).collect::<Option<Vec<_>>>() {
+            Some(batches) => {
+                self.seen.batches = batches;
+                true
+            }
+            None => false,
+        }
     }
 
     /// One hash over every request's tokens.

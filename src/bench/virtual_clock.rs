@@ -1,12 +1,12 @@
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::{
-    bench::{BenchError, BenchRequest, Probe, Timeline},
+    bench::{BenchError, BenchRequest, PickStore, Probe, Timeline},
     schedule::{Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, WorkerEvent},
     types::{FinishReason, RequestId, WorkerId},
 };
@@ -15,7 +15,7 @@ use crate::{
 /// the clock; arrivals and hand-offs happen between steps, so that many workers can be measured on few cores.
 ///
 /// The schedulers and the dispatcher are the engine's own; only the threads are not there.
-pub struct VirtualRun {
+pub struct VirtualRun<'a> {
     now: Duration,
     dispatcher: Dispatcher,
     prefill: Vec<Worker<PrefillWorker>>,
@@ -26,6 +26,9 @@ pub struct VirtualRun {
     n_happenings: u64,
     timeline: Timeline,
     durations: Durations,
+    /// Decode steps each request has had.
+    n_steps: HashMap<RequestId, u32>,
+    picks: Option<&'a mut PickStore>,
 }
 
 /// A worker's scheduler and runner, and whether a step of it is running on the clock.
@@ -56,14 +59,15 @@ impl<S> Worker<S> {
     }
 }
 
-impl VirtualRun {
-    /// A run over these workers. `probe` watches their runners.
+impl<'a> VirtualRun<'a> {
+    /// A run over these workers. `probe` watches their runners; the picks of tapped decode steps go to `picks`.
     pub fn new(
         dispatcher: Dispatcher,
         prefill: Vec<Worker<PrefillWorker>>,
         decode: Vec<Worker<DecodeWorker>>,
         probe: Probe,
         durations: Durations,
+        picks: Option<&'a mut PickStore>,
     ) -> Self {
         Self {
             now: Duration::ZERO,
@@ -76,14 +80,18 @@ impl VirtualRun {
             n_happenings: 0,
             timeline: Timeline::default(),
             durations,
+            n_steps: HashMap::new(),
+            picks,
         }
     }
 
-    /// Serves the requests at their arrival times; gives what happened and how long each step took. `progress` hears
+    /// Serves the requests at their arrival times, at most `concurrency` at once (one that comes in between arrives
+    /// when another ends); gives what happened and how long each step took. `progress` hears
     /// the number of ended requests.
     pub fn run(
         mut self,
         requests: &[BenchRequest],
+        concurrency: Option<usize>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<(Timeline, Vec<Duration>), BenchError> {
         for (index, request) in requests.iter().enumerate() {
@@ -92,21 +100,13 @@ impl VirtualRun {
         // Whatever the probe saw before belongs to the warm-up.
         self.probe.take();
         let mut n_ended = 0;
+        let mut held = VecDeque::new();
         while let Some(Reverse((at, number))) = self.pending.pop() {
             self.now = at;
             let Some(happening) = self.happenings.remove(&number) else { continue };
             let mut commands = Vec::new();
             match happening {
-                Happening::Arrival(index) => {
-                    let id = RequestId(index as u64);
-                    let request = &requests[index];
-                    self.timeline.arrived(id, &request.name, at);
-                    let submitted = self.dispatcher.submit(id, Arc::clone(&request.request), at, &mut commands);
-                    if submitted.is_err() {
-                        self.timeline.failed(id);
-                        n_ended += 1;
-                    }
-                }
+                Happening::Arrival(index) => held.push_back(index),
                 Happening::StepDone(source, events) => {
                     self.worker_done(source);
                     for event in events {
@@ -119,6 +119,11 @@ impl VirtualRun {
             }
             self.timeline.saw(self.probe.take(), Some(at));
             n_ended += self.carry_out(commands);
+            while self.dispatcher.n_active() < concurrency.unwrap_or(usize::MAX)
+                && let Some(index) = held.pop_front()
+            {
+                n_ended += self.submit(index, &requests[index]);
+            }
             progress(n_ended);
             self.start_steps()?;
         }
@@ -131,6 +136,18 @@ impl VirtualRun {
             Durations::Replay(_) => Vec::new(),
         };
         Ok((self.timeline, durations))
+    }
+
+    /// Submits a request now; how many requests ended because of it.
+    fn submit(&mut self, index: usize, request: &BenchRequest) -> usize {
+        let id = RequestId(index as u64);
+        self.timeline.arrived(id, &request.name, self.now);
+        let mut commands = Vec::new();
+        if self.dispatcher.submit(id, Arc::clone(&request.request), self.now, &mut commands).is_ok() {
+            return self.carry_out(commands);
+        }
+        self.timeline.failed(id);
+        1
     }
 
     fn at(&mut self, at: Duration, happening: Happening) {
@@ -191,14 +208,30 @@ impl VirtualRun {
                 worker.busy = true;
                 let mut events = Vec::new();
                 let start = Instant::now();
-                worker.scheduler.step(worker.runner.as_mut(), &mut events);
-                self.started(Source::Decode(WorkerId(index as u32)), events, start.elapsed())?;
+                let step = worker.scheduler.step(worker.runner.as_mut(), &mut events);
+                let took = start.elapsed();
+                let mut members = Vec::with_capacity(step.requests.len());
+                for (item, &id) in step.requests.iter().enumerate() {
+                    let n = self.n_steps.entry(id).or_default();
+                    members.push((id, *n));
+                    if let Some(store) = self.picks.as_deref_mut()
+                        && !step.picks.is_empty()
+                    {
+                        store.insert((id, *n), &step.picks, item);
+                    }
+                    *n += 1;
+                }
+                let worker = WorkerId(index as u32);
+                let done = self.started(Source::Decode(worker), events, took)?;
+                if !members.is_empty() {
+                    self.timeline.stepped(done, worker, members);
+                }
             }
         }
         Ok(())
     }
 
-    fn started(&mut self, source: Source, events: Vec<WorkerEvent>, took: Duration) -> Result<(), BenchError> {
+    fn started(&mut self, source: Source, events: Vec<WorkerEvent>, took: Duration) -> Result<Duration, BenchError> {
         let took = took + self.probe.take_replayed();
         let took = match &mut self.durations {
             Durations::Measure(durations) => {
@@ -211,6 +244,6 @@ impl VirtualRun {
         // What the probe saw happened when the step ends on the clock.
         self.timeline.saw(self.probe.take(), Some(done));
         self.at(done, Happening::StepDone(source, events));
-        Ok(())
+        Ok(done)
     }
 }

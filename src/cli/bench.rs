@@ -51,6 +51,9 @@ pub struct BenchArgs {
     /// Requests arrive for ON seconds, then pause for OFF; the rate is the average
     #[arg(long, value_name = "ON,OFF", value_parser = burst)]
     burst: Option<(f64, f64)>,
+    /// Requests in the system at most; the next arrives when one ends
+    #[arg(long, value_name = "N")]
+    concurrency: Option<usize>,
     /// Requests to serve; the workload is cut or repeated to it
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
@@ -135,8 +138,8 @@ impl BenchArgs {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return Err(CliError::usage(format!("--temperature is {}, which must be 0 or more", self.temperature)));
         }
-        if self.requests == Some(0) {
-            return Err(CliError::usage("--requests must be at least 1"));
+        if self.requests == Some(0) || self.concurrency == Some(0) {
+            return Err(CliError::usage("--requests and --concurrency must be at least 1"));
         }
         Ok(BenchParams {
             policies: self.usable_policies()?,
@@ -144,6 +147,7 @@ impl BenchArgs {
             workload: self.workload.clone(),
             clock: self.clock,
             arrivals: self.arrivals()?,
+            concurrency: self.concurrency,
             n_requests: self.requests,
             seed: self.seed,
             temperature: self.temperature,

@@ -86,11 +86,13 @@ impl Shared {
             state.streams.remove(&id);
             return Err(full.into());
         }
-        state.next_id += 1;
-        self.carry_out(&mut state);
         if has_deadline {
+            // One that has passed already ends here; for others the deadline thread looks again.
+            dispatcher.expire(now, commands);
             self.changed.notify_all();
         }
+        state.next_id += 1;
+        self.carry_out(&mut state);
         Ok((id, receiver))
     }
 

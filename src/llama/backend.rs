@@ -134,6 +134,13 @@ impl Backend {
         text.trim().trim_end_matches('|').trim().to_owned()
     }
 
+    /// The CPU computes a forward pass of one token by other kernels than one of several (`GGML_LLAMAFILE`), so that a
+    /// sequence alone in its batch, or its prompt run again instead of its tokens one by one, gives logits that are
+    /// close but not equal to the bit.
+    pub fn single_token_differs(&self) -> bool {
+        self.system_info().contains("LLAMAFILE = 1")
+    }
+
     fn all(&self) -> Vec<Device> {
         let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         device::all(self)

@@ -59,7 +59,9 @@ impl fmt::Display for KvType {
     }
 }
 
-/// How a context is made. The default is one slot, exact on the CPU (flash attention off, a KV stream a slot).
+/// How a context is made. The default is one slot, with flash attention off and a KV stream a slot: on the CPU the
+/// logits of a sequence then depend neither on its slot and thread count, nor on where its prompt is cut, nor on who
+/// shares its batch, as long as somebody does ([`Backend::single_token_differs`](super::Backend::single_token_differs)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "llama.cpp's own switches, each independent")]
 pub struct ContextParams {

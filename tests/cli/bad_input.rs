@@ -31,6 +31,19 @@ fn a_model_that_is_no_model_is_named() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_path_that_is_not_unicode_is_refused_like_any_other() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let dir = folder();
+    let mut model = dir.path().as_os_str().as_encoded_bytes().to_vec();
+    model.extend(b"/\xff.gguf");
+    let model = std::ffi::OsString::from_vec(model);
+    fs::copy(TINY, &model).expect("copied");
+    let ran = run(["inspect".as_ref(), "-m".as_ref(), model.as_os_str()]);
+    assert!(ran.code == Some(2) && ran.sentence().contains("UTF-8 only"), "{ran:?}");
+}
+
 #[test]
 fn a_dense_model_runs_and_says_that_it_is_routed_by_load() {
     let dir = folder();
@@ -122,6 +135,9 @@ fn an_unknown_policy_or_device_is_answered_with_the_known_ones() {
     refused(&["bench", "--workload", "w.jsonl", "--policies", "random,fastest"], &known);
     refused(&["run", "--decode", "2@cuda:7", "hello"], &["cuda:7", "CPU"]);
     refused(&["run", "--prefill", "1@abacus", "hello"], &["abacus", "CPU"]);
+    // Nothing listens on port 1.
+    refused(&["run", "--rpc", "127.0.0.1:1", "hello"], &["127.0.0.1:1", "no server answers"]);
+    refused(&["run", "--rpc", "nonsense", "hello"], &["nonsense", "HOST:PORT"]);
     refused(&["run", "--policy", "locality_band", "hello"], &["needs a calibration", "eldr calibrate"]);
 }
 

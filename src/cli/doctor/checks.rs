@@ -1,0 +1,185 @@
+//! What can be found wrong by looking: settings, devices, cores, memory, the model, the calibration.
+//!
+//! Never computes with the model.
+
+use std::{env, path::Path, thread};
+
+use eldr::engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel, ThreadPlan};
+
+use super::findings::Findings;
+use crate::cli::{self, settings, size::show};
+
+/// Variables that look like settings and are none.
+pub fn environment(findings: &mut Findings) {
+    let mut known: Vec<String> = settings::names(&cli::command()).iter().map(|name| settings::env_name(name)).collect();
+    known.push(settings::env_name("config"));
+    let given = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in given.filter(|name| name.starts_with("ELDR_") && !known.contains(name)) {
+        findings.warn(format!("{name} is set, but there is no such setting"), "see `eldr run --help` for the names");
+    }
+}
+
+/// Hardware that this build does not use.
+pub fn gpus(devices: &[DeviceInfo], findings: &mut Findings) {
+    let has_gpu = devices.iter().any(|d| matches!(d.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu));
+    for (file, feature) in [("/dev/nvidia0", "cuda"), ("/dev/kfd", "rocm")] {
+        if !has_gpu && Path::new(file).exists() {
+            findings.warn(
+                format!("the machine has {file}, but this build of eldr sees no GPU"),
+                format!("build with `--features {feature}`, and check the driver if that is done"),
+            );
+        }
+    }
+}
+
+/// Numbers that can not work, devices there are not, more threads than cores.
+pub fn config(config: &EngineConfig, devices: &[DeviceInfo], findings: &mut Findings) {
+    for problem in config.problems() {
+        findings.broken(problem, "correct the setting");
+    }
+    let names: Vec<&str> = config.prefill.devices().chain(config.decode.devices()).flatten().collect();
+    for (at, name) in names.iter().enumerate() {
+        if find(devices, name).is_none() && !names[..at].contains(name) {
+            let known: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+            findings.broken(format!("there is no device '{name}'"), format!("name one of {}", known.join(", ")));
+        }
+    }
+    let has_gpu = devices.iter().any(|d| d.kind != DeviceKind::Cpu && d.kind != DeviceKind::Accelerator);
+    let on_cpu = |name: Option<&str>| match name {
+        Some(name) => find(devices, name).is_some_and(|device| device.kind == DeviceKind::Cpu),
+        None => !has_gpu,
+    };
+    let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
+    let n_cores = thread::available_parallelism().map_or(1, usize::from);
+    match ThreadPlan::new(config.n_threads, n_cpu) {
+        Err(error) => findings.broken(error.to_string(), "lower --threads"),
+        Ok(plan) if plan.permits.n_at_once() < n_cpu => findings.warn(
+            format!(
+                "{n_cpu} CPU workers of {} threads share {n_cores} cores, so {} compute at a time and the others wait",
+                plan.n_threads,
+                plan.permits.n_at_once()
+            ),
+            "use fewer workers, or measure with `eldr bench --clock virtual`",
+        ),
+        Ok(plan) if n_cpu > 0 => {
+            findings.ok(format!("{n_cpu} CPU workers of {} threads on {n_cores} cores", plan.n_threads));
+        }
+        Ok(_) => {}
+    }
+}
+
+/// As the engine finds devices: by name without case and colon, or by index.
+fn find<'a>(devices: &'a [DeviceInfo], name: &str) -> Option<&'a DeviceInfo> {
+    let plain = |name: &str| name.trim().replace(':', "").to_ascii_lowercase();
+    let by_name = devices.iter().find(|device| plain(&device.name) == plain(name));
+    by_name.or_else(|| devices.get(name.trim().parse::<usize>().ok()?))
+}
+
+/// Whether the file is a model, and what the configuration makes of it.
+pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
+    // The configuration has findings of its own; the model is looked at by itself.
+    let plain = EngineConfig { use_mmap: config.use_mmap, ..EngineConfig::default() };
+    let loaded = match LoadedModel::load(path, &plain) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            findings.broken(error.to_string(), "give another model with -m");
+            return;
+        }
+    };
+    let facts = loaded.facts();
+    let place = path.display();
+    match &facts.moe {
+        Some(shape) => findings.ok(format!(
+            "model {place}: {} with {} MoE layers of {} experts, {} a token",
+            facts.arch,
+            shape.n_layer_moe(),
+            shape.n_expert,
+            shape.n_expert_used
+        )),
+        None => findings.warn(
+            format!("model {place} is dense, so requests can only be routed by load"),
+            "use a mixture-of-experts model to gain from expert locality",
+        ),
+    }
+    memory(&loaded, config, findings);
+    let asked = config.n_ctx_slot != EngineConfig::default().n_ctx_slot;
+    if asked && config.n_ctx_slot > facts.n_ctx_train {
+        let (asked, trained) = (config.n_ctx_slot, facts.n_ctx_train);
+        findings.warn(
+            format!("a slot of {asked} tokens is cut to the {trained} the model was trained with"),
+            format!("say --ctx {trained}"),
+        );
+    }
+    match (&config.calibration, loaded.calibration(config)) {
+        (None, _) if config.policy.needs_calibration() && facts.moe.is_some() => {
+            findings.broken(
+                format!("policy {} has no calibration", config.policy),
+                "make one with `eldr calibrate` and give it with --calibration",
+            );
+        }
+        (None, _) => {}
+        (Some(path), Ok(_)) => {
+            findings.ok(format!("calibration {} fits the model and the decode workers", path.display()));
+        }
+        (Some(_), Err(error)) => findings.broken(error.to_string(), "calibrate again, or give another file"),
+    }
+}
+
+/// Weights once and keys and values of every worker, against what the machine has.
+fn memory(loaded: &LoadedModel, config: &EngineConfig, findings: &mut Findings) {
+    let facts = loaded.facts();
+    let n_ctx_slot = u64::from(config.n_ctx_slot.min(facts.n_ctx_train));
+    let n_contexts = (config.prefill.n_workers() + config.decode.n_workers()) as u64;
+    let a_context =
+        loaded.kv_bytes_per_token(config.kv_format).saturating_mul(n_ctx_slot).saturating_mul(config.n_slots.into());
+    let need = facts.size_bytes.saturating_add(a_context.saturating_mul(n_contexts));
+    let have = engine::devices().iter().map(|device| device.total_bytes).max().unwrap_or(0);
+    let sum = format!(
+        "{} of weights and {} of keys and values for {n_contexts} workers",
+        show(facts.size_bytes),
+        show(need - facts.size_bytes)
+    );
+    if need > have {
+        findings.warn(
+            format!("{sum} are more than the {} of the largest device", show(have)),
+            "use fewer --slots, a shorter --ctx, or spread the workers over devices",
+        );
+    } else {
+        findings.ok(sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::findings::Level;
+
+    #[test]
+    fn devices_are_found_as_the_engine_finds_them() {
+        let device = |index: usize, name: &str, kind| DeviceInfo {
+            index,
+            name: name.to_owned(),
+            description: String::new(),
+            kind,
+            free_bytes: 1,
+            total_bytes: 2,
+        };
+        let devices = [device(0, "CUDA0", DeviceKind::Gpu), device(1, "CPU", DeviceKind::Cpu)];
+        let index = |name: &str| find(&devices, name).map(|device| device.index);
+        assert_eq!([index("cuda:0"), index("cpu"), index("1"), index("cuda:1")], [Some(0), Some(1), Some(1), None]);
+        let config = EngineConfig { decode: "2@cuda:1,1@vulkan0".parse().expect("valid"), ..EngineConfig::default() };
+        let mut findings = Findings::default();
+        super::config(&config, &devices, &mut findings);
+        let broken: Vec<&str> =
+            findings.0.iter().filter(|f| f.level == Level::Broken).map(|f| f.message.as_str()).collect();
+        assert_eq!(broken, ["there is no device 'cuda:1'", "there is no device 'vulkan0'"]);
+    }
+
+    #[test]
+    fn every_wrong_setting_is_a_finding() {
+        let config = EngineConfig { n_slots: 0, chunk: 0, ..EngineConfig::default() };
+        let mut findings = Findings::default();
+        super::config(&config, &[], &mut findings);
+        assert_eq!(findings.0.iter().filter(|finding| finding.level == Level::Broken).count(), 2, "{findings:?}");
+    }
+}
