@@ -19,7 +19,7 @@ use eldr::{
     types::{MoeShape, Token},
 };
 
-pub use arch::{Arch, WINDOW};
+pub use arch::Arch;
 use tensors::Tensors;
 pub use vocab::{N_VOCAB, token_of};
 
