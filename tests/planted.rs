@@ -231,7 +231,7 @@ fn a_hand_off_changes_no_logit() {
         // 64 or by 44 cells: sums over cells keep their order only if they move by whole vectors.
         for (kv_unified, n, whole) in [(true, 80, true), (false, 80, true), (true, 60, false), (false, 60, false)] {
             let case = format!("{arch:?}, unified {kv_unified}, {n} tokens");
-            assert_eq!(whole, (n - planted::WINDOW as usize).is_multiple_of(64));
+            assert_eq!(whole, (n - Arch::WINDOW as usize).is_multiple_of(64));
             let prompt = planted::some_tokens(n, 3);
             let params = ContextParams { n_slots: 3, kv_unified, ..ContextParams::default() };
             let mut here = rig.context(params.clone());

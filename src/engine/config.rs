@@ -215,7 +215,10 @@ impl EngineConfig {
         rule(self.prefill.n_workers() > 0, "there are zero prefill workers; ask for at least one");
         rule(self.decode.n_workers() > 0, "there are zero decode workers; ask for at least one");
         let most = 256 - u32::from(self.exact);
-        rule((1..=most).contains(&self.n_slots), "slots must be 1 to 256, llama.cpp's limit (255 where exact)");
+        rule(
+            (1..=most).contains(&self.n_slots),
+            "slots must be between 1 and 256, llama.cpp's limit for a context (255 in exact runs)",
+        );
         rule(self.n_ctx_slot >= 2, "the context of a slot must be at least 2 tokens");
         rule(self.chunk > 0, "the prefill chunk must be at least 1 token");
         rule(self.tau.is_none_or(|tau| (0.0..=2.0).contains(&tau)), "tau must be between 0 and 2");

@@ -21,7 +21,7 @@ use crate::{
 /// Prompts one prefill worker has open at once.
 const N_PREFILL_PARALLEL: u32 = 4;
 
-/// What an engine is made of. [`crate::engine::build`] makes it from a model file and worker specs.
+/// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
 pub struct EngineParts {
     /// Runners that prefill, each with the name of its device.
     pub prefill: Vec<EngineWorker>,

@@ -89,7 +89,7 @@ pub struct ContextParams {
     pub type_v: KvType,
     /// Keep all tokens in sliding-window layers, so that a prefix can be used again.
     pub swa_full: bool,
-    /// Carry a tap, for [`Context::decode_tapped`].
+    /// Carry a tap, for [`Context::decode_tapped`](super::Context::decode_tapped).
     pub tap: bool,
     /// Compute large operations of host tensors on the device.
     pub op_offload: bool,

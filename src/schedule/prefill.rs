@@ -14,7 +14,7 @@ const MAX_PASSED_OVER: u32 = 8;
 ///
 /// A chunk ends at an absolute multiple of the chunk length, whatever the load, so that a prompt is always cut at the
 /// same places. Up to `n_parallel` prompts are open at once and the one with the fewest tokens left runs next, so a
-/// long prompt delays a short one by a chunk; a prompt passed over [`MAX_PASSED_OVER`] times runs next.
+/// long prompt delays a short one by a chunk; a prompt passed over eight times runs next.
 #[derive(Debug)]
 pub struct PrefillWorker {
     chunk: u32,

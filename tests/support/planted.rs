@@ -19,8 +19,7 @@ use eldr::{
     types::{MoeShape, Token},
 };
 
-#[allow(unused_imports, reason = "each test program uses its own part")]
-pub use arch::{Arch, WINDOW};
+pub use arch::Arch;
 use tensors::Tensors;
 pub use vocab::{N_VOCAB, token_of};
 

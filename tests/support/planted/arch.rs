@@ -15,8 +15,6 @@ const N_HEAD: usize = 4;
 const N_HEAD_KV: usize = 2;
 const HEAD: usize = 64;
 const N_FF: usize = 32;
-/// Tokens a sliding window holds.
-pub const WINDOW: u32 = 16;
 /// `DeepSeek`'s attention: rank of queries and of keys and values, and a head's rotated and other part.
 const LORA_Q: usize = 32;
 const LORA_KV: usize = 32;
@@ -41,6 +39,9 @@ pub enum Arch {
 }
 
 impl Arch {
+    /// Tokens a sliding window holds, in the architectures that have one.
+    pub const WINDOW: u32 = 16;
+
     /// The architectures with experts.
     pub const MOE: [Self; 5] = [Self::Qwen3Moe, Self::Llama, Self::GptOss, Self::DeepSeek2, Self::Gemma4];
 
@@ -187,7 +188,7 @@ fn put_metadata(arch: Arch, writer: &mut GgufWriter) {
         set("expert_feed_forward_length", n(N_FF));
     }
     if arch.has_window() {
-        set("attention.sliding_window", WINDOW.into());
+        set("attention.sliding_window", Arch::WINDOW.into());
     }
     if arch == Arch::Gemma4 {
         let windows = (0..arch.n_layer()).map(|layer| layer % 3 != 2).collect();
