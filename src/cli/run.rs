@@ -46,6 +46,9 @@ pub struct RunArgs {
     /// Seconds the answer may take
     #[arg(long, value_name = "SECONDS")]
     deadline: Option<f64>,
+    /// Make the text independent of workers and company, to the bit, on the CPU without flash attention
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    exact: Option<bool>,
     /// Routing policy; without it by locality if there is a calibration, else by load
     #[arg(long, value_name = "NAME")]
     policy: Option<PolicyKind>,
@@ -170,6 +173,7 @@ impl RunArgs {
         self.workers.configure(&mut config);
         self.route.configure(&mut config, self.policy);
         config.seed = self.sampling.seed.unwrap_or(config.seed);
+        config.exact = self.exact.unwrap_or(config.exact);
         Ok(config)
     }
 
