@@ -59,3 +59,8 @@ pub mod types;
 pub use calibrate::Calibration;
 pub use engine::{Engine, EngineConfig, EngineError, StreamEvent, TokenStream};
 pub use route::{Decision, PolicyKind, RoutePolicy};
+
+/// The README's code compiles.
+#[cfg(all(doctest, feature = "llama"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -118,3 +118,13 @@ fn recorded_counts_conserve_tokens() {
         }
     }
 }
+
+/// Symptom: `--ctx 64` was refused because a chunk of 512 tokens did not fit the worker's batches.
+#[test]
+fn a_chunk_longer_than_a_slot_is_cut_to_it() {
+    let config = EngineConfig { n_ctx_slot: 64, chunk: 512, ..config(1, 1, 2, 1) };
+    let engine = Engine::open(Path::new(MODEL), &config).unwrap();
+    let prompt = engine.tokenize(PROMPTS[0]).unwrap();
+    let request = Request { prompt, ..requests(&engine, 0.0).remove(0) };
+    assert_eq!(engine.submit(request).unwrap().collect().unwrap().tokens.len(), 10);
+}

@@ -199,7 +199,7 @@ impl Bench<'_> {
             policy: probe.watch_policy(policy),
             calibration: self.calibration.clone(),
             limits: self.config.limits,
-            chunk: self.config.chunk,
+            chunk: self.model.chunk(&self.config),
             n_expert: self.model.moe_shape().map_or(0, |shape| shape.n_expert),
         })
     }
@@ -264,7 +264,7 @@ impl Bench<'_> {
 /// policies do the same work.
 fn prepare(params: &BenchParams, model: &LoadedModel, items: &[WorkloadItem]) -> Result<Vec<BenchRequest>, BenchError> {
     let tokenizer = model.tokenizer();
-    let n_ctx_slot = params.config.n_ctx_slot.min(model.facts().n_ctx_train);
+    let n_ctx_slot = model.n_ctx_slot(&params.config);
     let times = params.arrivals.times(items.len(), params.seed)?;
     let request = |(index, (item, arrival)): (usize, (&WorkloadItem, Duration))| {
         let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;

@@ -95,7 +95,7 @@ impl LoadedModel {
             return Err(EngineError::Request(format!("the prompt has {n} tokens and must have 1 to {n_ctx_slot}")));
         }
         let n_expert = self.moe_shape().map_or(0, |shape| shape.n_expert);
-        let mut scheduler = PrefillWorker::new(runner.info(), config.chunk, 1, &[], n_expert);
+        let mut scheduler = PrefillWorker::new(runner.info(), self.chunk(config), 1, &[], n_expert);
         // Two tokens, so that the prompt is handed on with its counts instead of ending here.
         let request = Request {
             prompt: prompt.to_vec(),
@@ -119,6 +119,16 @@ impl LoadedModel {
             }
         }
         Ok(None)
+    }
+
+    /// Tokens a sequence of a worker may have: as configured, but no more than the model was trained with.
+    pub fn n_ctx_slot(&self, config: &EngineConfig) -> u32 {
+        config.n_ctx_slot.min(self.facts().n_ctx_train)
+    }
+
+    /// Prompt tokens a prefill step runs: as configured, but no more than a slot holds.
+    pub fn chunk(&self, config: &EngineConfig) -> u32 {
+        config.chunk.min(self.n_ctx_slot(config))
     }
 
     /// Prefill workers as configured, counting the experts of MoE layers `tapped`.
@@ -197,7 +207,7 @@ impl LoadedModel {
             policy,
             calibration,
             limits: config.limits,
-            chunk: config.chunk,
+            chunk: self.chunk(config),
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
         })
     }
@@ -233,10 +243,10 @@ impl LoadedModel {
             let model = self.copy_on(name)?;
             let params = ContextParams {
                 name: format!("{kind} {index} on {}", model.device().name()),
-                n_ctx_slot: config.n_ctx_slot.min(model.facts().n_ctx_train),
+                n_ctx_slot: self.n_ctx_slot(config),
                 n_slots: config.n_slots,
-                n_batch: config.chunk.max(config.n_slots),
-                n_ubatch: if kind == "prefill" { config.chunk } else { REFILL_UBATCH.max(config.n_slots) },
+                n_batch: self.chunk(config).max(config.n_slots),
+                n_ubatch: if kind == "prefill" { self.chunk(config) } else { REFILL_UBATCH.max(config.n_slots) },
                 n_threads: self.threads.n_threads,
                 flash_attn,
                 type_k: kv_type(config.kv_format),

@@ -89,8 +89,8 @@ impl<'a> Recorder<'a> {
         let empty = Recorded { prefill: None, decode: ExpertCounts::new(&all, shape.n_expert) };
         Ok(Self {
             prompts,
-            prefill: (PrefillWorker::new(prefill.info(), config.chunk, 1, &[], shape.n_expert), prefill),
-            decode: (DecodeWorker::new(decode.info(), config.chunk, &[]), decode),
+            prefill: (PrefillWorker::new(prefill.info(), model.chunk(config), 1, &[], shape.n_expert), prefill),
+            decode: (DecodeWorker::new(decode.info(), model.chunk(config), &[]), decode),
             records: vec![empty; prompts.len()],
             n_done: 0,
         })
