@@ -29,6 +29,10 @@ echo "== serving the same requests under every policy, 16 prefill and 8 decode w
     --prefill 16 --decode 8 --policies all --clock virtual --slots 24 --concurrency 96 \
     --requests "${REQUESTS:-160}" --json "$out/bench.json" --svg "$out/bench.svg"
 
-echo
+cat <<'END'
+
+This model is tiny: its weights stay in the CPU's caches, so a step's time follows its batch, and TPOT follows how evenly the
+requests are spread. The experts column is what a model that waits for memory saves; `eldr inflate` makes one of this model.
+END
 echo "drawing: $out/bench.svg"
 echo "numbers: $out/bench.json"

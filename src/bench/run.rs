@@ -27,6 +27,9 @@ use crate::{
 /// Prompts a virtual prefill worker has open at once: the engine's number.
 const N_PREFILL_PARALLEL: u32 = 4;
 
+/// A mean batch below this has no company to route for.
+const FEW: f64 = 2.0;
+
 /// What to bench.
 #[derive(Debug, Clone)]
 pub struct BenchParams {
@@ -221,6 +224,14 @@ impl Bench<'_> {
             notes.push(
                 "The model is inflated: zero rows make its experts larger, its outputs are unchanged.".to_owned(),
             );
+        }
+        let batches: Vec<f64> = runs.iter().filter_map(|run| Some(run.batch?.mean)).collect();
+        let widest = batches.iter().copied().fold(0.0, f64::max);
+        if !batches.is_empty() && widest < FEW {
+            notes.push(format!(
+                "A decode step held {widest:.1} sequences at most on average: with so few, routing has nothing to group. \
+                 Offer more load (--concurrency, --rate) or add prefill workers."
+            ));
         }
         Ok(BenchReport {
             version: REPORT_VERSION,

@@ -62,7 +62,7 @@ pub fn table(report: &BenchReport) -> String {
 fn legend(report: &BenchReport) -> String {
     let mut text = String::from(
         "\nTTFT and TPOT in ms. experts: distinct experts a layer a step. batch: mean sequences a step. route us: median \
-         decision.\noutputs: equal to the first row's, token for token.\n",
+         decision.\nA smaller batch picks fewer experts by itself: compare experts where batches are alike.\noutputs: equal to the first row's, token for token.\n",
     );
     if report.has_load_balancer() {
         text.push_str("change: each number against the lowest that any load balancer reached for it.\n");
