@@ -17,11 +17,13 @@ use crate::{
         workload::{self, Arrivals, WorkloadItem},
     },
     calibrate::Calibration,
-    engine::{Engine, EngineConfig, EngineParts, EngineWorker, LoadedModel, devices, threads_alone, versions},
+    engine::{
+        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, devices, threads_alone, versions,
+    },
     metrics::RunSummary,
     route::PolicyKind,
-    schedule::{DecodeWorker, DispatchLimits, Dispatcher, PrefillWorker},
-    types::{Request, SamplingParams, WorkerId},
+    schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
+    types::{Request, RequestId, SamplingParams, WorkerId},
 };
 
 /// Prompts a virtual prefill worker has open at once: the engine's number.
@@ -104,6 +106,9 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
         memo: PrefillMemo::default(),
         picks: PickStore::default(),
     };
+    if params.clock == Clock::Virtual {
+        bench.prefill_all()?;
+    }
     let mut runs = Vec::new();
     for &policy in &params.policies {
         runs.push(bench.run_policy(policy, progress)?);
@@ -150,6 +155,31 @@ impl Bench<'_> {
             }
         };
         Ok(timeline.summarise(policy, self.config.decode.n_workers(), self.params.warmup))
+    }
+
+    /// Computes and times every prefill before the first run, so that the decode steps of no policy find the caches
+    /// full of prompts.
+    fn prefill_all(&mut self) -> Result<(), BenchError> {
+        let Some(&policy) = self.params.policies.first() else { return Ok(()) };
+        self.config.policy = policy;
+        let probe = Probe::new(Instant::now());
+        let mut parts = self.parts(false, &probe)?;
+        let mut runner = self.memo.wrap(&probe, parts.prefill.swap_remove(0).runner);
+        let eog = parts.tokenizer.end_tokens();
+        let mut worker = PrefillWorker::new(runner.info(), parts.chunk, N_PREFILL_PARALLEL, eog, parts.n_expert);
+        for (index, request) in self.requests.iter().enumerate() {
+            worker.admit(Job::new(RequestId(index as u64), Arc::clone(&request.request)));
+        }
+        let mut events = Vec::new();
+        while !worker.is_idle() {
+            worker.step(runner.as_mut(), &mut events);
+            for event in events.drain(..) {
+                if let WorkerEvent::Lost { error } | WorkerEvent::Returned { error, .. } = event {
+                    return Err(EngineError::Run(error).into());
+                }
+            }
+        }
+        Ok(())
     }
 
     fn run_virtual(
@@ -216,7 +246,7 @@ impl Bench<'_> {
         if self.params.clock == Clock::Virtual {
             notes.push(
                 "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \
-                 advance on a virtual clock. Prefill steps were computed once and replayed for the other policies."
+                 advance on a virtual clock. Prefill steps were computed and timed once, first, and replayed under every policy."
                     .to_owned(),
             );
         }
