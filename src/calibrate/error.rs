@@ -58,6 +58,20 @@ pub enum CalibrateError {
     /// A parameter no router could use.
     #[error("tau is {0}, but a difference of cosine similarities lies between 0 and 2")]
     Tau(f32),
+    /// No search at all, or more than anyone would wait for.
+    #[error("{n_restarts} restarts of the clustering: give a number between 1 and {limit}")]
+    Restarts {
+        /// Restarts asked for.
+        n_restarts: u32,
+        /// The most there may be.
+        limit: u32,
+    },
+    /// A search of 0 steps.
+    #[error("the clustering may take no assignment step: allow at least one")]
+    NoIterations,
+    /// A mask of 0 layers.
+    #[error("the mask may keep no layer: allow at least one")]
+    NoLayers,
 }
 
 /// Why bytes are not a calibration.

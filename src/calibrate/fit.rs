@@ -26,13 +26,16 @@ pub struct CalibrationParams {
     pub seed: u64,
     /// Width of the locality band to store in the calibration.
     pub tau: f32,
-    /// Searches of the clustering, at least 1.
+    /// Searches of the clustering, 1 to 10,000.
     pub n_restarts: u32,
     /// Assignment steps a search takes at most, at least 1.
     pub max_iterations: u32,
     /// Layers in the mask at most, at least 1.
     pub max_layers: Option<usize>,
 }
+
+/// More searches than this take hours and find nothing better.
+const MAX_RESTARTS: u32 = 10_000;
 
 impl CalibrationParams {
     /// The defaults for `n_workers` decode workers.
@@ -53,7 +56,7 @@ pub fn fit(
     let n_requests = input.n_requests();
     let weights = weights(input);
     let (layers, target) = rayon::join(|| layer_products(input, &weights), || decode_products(input));
-    let max_layers = params.max_layers.unwrap_or(usize::MAX).max(1);
+    let max_layers = params.max_layers.unwrap_or(usize::MAX);
     let choice = choose_layers(&layers, &target, max_layers).map_err(|side| CalibrateError::NoSpread {
         n_requests,
         phase: match side {
@@ -77,8 +80,8 @@ pub fn fit(
         &KmeansParams {
             k: params.n_workers,
             seed: params.seed,
-            n_restarts: params.n_restarts.max(1),
-            max_iterations: params.max_iterations.max(1),
+            n_restarts: params.n_restarts,
+            max_iterations: params.max_iterations,
         },
     );
 
@@ -135,6 +138,15 @@ fn check(input: &CalibrationInput, params: &CalibrationParams) -> Result<(), Cal
     }
     if !(0.0..=2.0).contains(&params.tau) {
         return Err(CalibrateError::Tau(params.tau));
+    }
+    if !(1..=MAX_RESTARTS).contains(&params.n_restarts) {
+        return Err(CalibrateError::Restarts { n_restarts: params.n_restarts, limit: MAX_RESTARTS });
+    }
+    if params.max_iterations == 0 {
+        return Err(CalibrateError::NoIterations);
+    }
+    if params.max_layers == Some(0) {
+        return Err(CalibrateError::NoLayers);
     }
     for (phase, counts) in [("prefill", input.prefill()), ("decode", input.decode())] {
         for (id, counts) in input.ids().iter().zip(counts.outer_iter()) {
@@ -335,6 +347,14 @@ mod tests {
         for tau in [-0.1, 2.1, f32::NAN] {
             assert!(error(&good, CalibrationParams { tau, ..params(4) }).contains("between 0 and 2"));
         }
+
+        // Symptom: 4294967295 restarts aborted on a 446 GB allocation; 0 restarts, iterations or layers became 1.
+        for n_restarts in [0, 10_001, u32::MAX] {
+            let text = error(&good, CalibrationParams { n_restarts, ..params(4) });
+            assert!(text.contains(&n_restarts.to_string()) && text.contains("between 1 and 10000"), "{text}");
+        }
+        assert!(error(&good, CalibrationParams { max_iterations: 0, ..params(4) }).contains("no assignment step"));
+        assert!(error(&good, CalibrationParams { max_layers: Some(0), ..params(4) }).contains("no layer"));
 
         let counts = Planted::default().counts();
         let none = ExpertCounts::for_shape(good.shape());

@@ -47,14 +47,20 @@ pub fn balanced_kmeans(points: &Array2<f32>, params: &KmeansParams) -> Clusterin
     assert!((1..=n).contains(&params.k), "{} clusters of {n} points", params.k);
     assert!(points.is_standard_layout(), "points must be in row order");
     assert!(params.n_restarts > 0 && params.max_iterations > 0, "no search at all: {params:?}");
-    let searches: Vec<Clustering> = (0..params.n_restarts)
+    (0..params.n_restarts)
         .into_par_iter()
         .map(|restart| {
             let mut rng = Rng::new(mix(params.seed.wrapping_add(u64::from(restart))));
             search(points, params, &mut rng)
         })
-        .collect();
-    searches.into_iter().reduce(|best, next| if next.cost < best.cost { next } else { best }).expect("a restart")
+        .reduce_with(cheaper)
+        .expect("a restart")
+}
+
+/// The cheaper of two, the first if they cost the same. Rayon reduces neighbours in order, so the lowest restart wins
+/// however it splits them.
+fn cheaper(first: Clustering, second: Clustering) -> Clustering {
+    if second.cost < first.cost { second } else { first }
 }
 
 fn search(points: &Array2<f32>, params: &KmeansParams, rng: &mut Rng) -> Clustering {
@@ -225,6 +231,24 @@ mod tests {
         let points = around_axes(50, 8, 3.0, 4);
         let cost = |n_restarts| balanced_kmeans(&points, &KmeansParams { n_restarts, ..params(6) }).cost;
         assert!(cost(20) <= cost(5) && cost(5) <= cost(1));
+    }
+
+    // Symptom: many restarts aborted the process, because every search was kept until the last was done.
+    #[test]
+    fn the_lowest_of_equally_cheap_restarts_wins_on_any_number_of_threads() {
+        let points = around_axes(12, 4, 1.0, 7);
+        let many = KmeansParams { n_restarts: 600, ..params(3) };
+        let alone = |restart: u32| search(&points, &many, &mut Rng::new(mix(many.seed + u64::from(restart))));
+        let want = (1..many.n_restarts).fold(alone(0), |best, restart| {
+            let next = alone(restart);
+            if next.cost < best.cost { next } else { best }
+        });
+        for n_threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("threads");
+            assert_eq!(pool.install(|| balanced_kmeans(&points, &many)), want);
+        }
+        let tie = Clustering { n_iterations: want.n_iterations + 1, ..want.clone() };
+        assert_eq!(cheaper(want.clone(), tie), want);
     }
 
     #[test]

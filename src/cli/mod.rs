@@ -122,9 +122,7 @@ fn asks_for_json(args: &[OsString]) -> bool {
 
 /// The arguments over the settings; nothing if they only asked for help or the version, which is printed.
 fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
-    let settled = settings::apply(command(), args, |name| env::var_os(name))?;
-    let parsed = settled.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
-    let error = match parsed {
+    let error = match understand(args, |name| env::var_os(name))? {
         Ok(cli) => return Ok(Some(cli)),
         Err(error) => error,
     };
@@ -144,6 +142,21 @@ fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
             let help = known.map_or("eldr --help".to_owned(), |verb| format!("eldr {verb} --help"));
             Err(CliError::usage(format!("{}; see `{help}`", settings::sentence(&error))))
         }
+    }
+}
+
+/// The arguments over the settings. What needs no setting is understood although a setting is wrong.
+fn understand(args: &[OsString], env: impl Fn(&str) -> Option<OsString>) -> Result<Result<Cli, clap::Error>, CliError> {
+    let read =
+        |command: clap::Command| command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let wrong = match settings::apply(command(), args, env) {
+        Ok(settled) => return Ok(read(settled)),
+        Err(wrong) => wrong,
+    };
+    match read(command()) {
+        Ok(cli) if matches!(cli.verb, Verb::Completions { .. }) => Ok(Ok(cli)),
+        Err(asked) if matches!(asked.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => Ok(Err(asked)),
+        _ => Err(wrong),
     }
 }
 
@@ -241,6 +254,24 @@ mod tests {
             let n_names = names.len();
             names.dedup();
             assert_eq!(names.len(), n_names, "{}: {names:?}", verb.get_name());
+        }
+    }
+
+    // Symptom: with a bad ELDR_SLOTS in the environment not even --help worked.
+    #[test]
+    fn a_wrong_setting_does_not_keep_help_from_being_shown() {
+        let env = |name: &str| (name == "ELDR_SLOTS").then(|| "many".into());
+        let read = |line: &str| {
+            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            understand(&args, env)
+        };
+        for line in ["eldr --help", "eldr --version", "eldr run --help", "eldr help run"] {
+            let asked = read(line).expect("no setting is needed").expect_err("asks for words");
+            assert!(matches!(asked.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion), "{line}");
+        }
+        assert!(matches!(read("eldr completions bash"), Ok(Ok(_))));
+        for line in ["eldr run hello", "eldr doctor"] {
+            assert!(read(line).expect_err("a wrong setting").message.contains("ELDR_SLOTS"), "{line}");
         }
     }
 

@@ -115,6 +115,7 @@ impl SamplingArgs {
 
 impl RunArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        self.check()?;
         let prompt = self.prompt_text()?;
         let config = self.engine_config()?;
         let deadline = self.deadline.map(Duration::try_from_secs_f64).transpose();
@@ -140,13 +141,15 @@ impl RunArgs {
         engine.shutdown();
         log::info!("{}", answer.summary());
         output.json(&self.document(&path, &engine, &answer, loaded_after))?;
-        match answer.reason {
-            FinishReason::Cancelled => {
-                let n = answer.usage.completion_tokens;
-                Err(CliError::already_told(format!("interrupted after {n} tokens")))
-            }
-            _ => Ok(()),
+        answer.whole()
+    }
+
+    /// Refuses what would be ignored.
+    fn check(&self) -> Result<(), CliError> {
+        if self.system.is_some() && !self.chat.unwrap_or(false) {
+            return Err(CliError::usage("--system needs --chat: a plain prompt has no place for a system message"));
         }
+        Ok(())
     }
 
     fn prompt_text(&self) -> Result<String, CliError> {
@@ -253,6 +256,17 @@ impl Answer {
         Ok(answer)
     }
 
+    /// An error if the answer was cut short by something else than its length.
+    fn whole(&self) -> Result<(), CliError> {
+        let why = match self.reason {
+            FinishReason::Stop | FinishReason::Length => return Ok(()),
+            FinishReason::Cancelled => "interrupted",
+            FinishReason::Deadline => "the deadline passed",
+        };
+        let n = self.usage.completion_tokens;
+        Err(CliError::already_told(format!("{why} after {n} {}", if n == 1 { "token" } else { "tokens" })))
+    }
+
     /// Time per output token after the first.
     fn tpot(&self) -> Option<Duration> {
         let n = u32::try_from(self.tokens.len()).ok()?.checked_sub(1).filter(|&n| n > 0)?;
@@ -310,20 +324,64 @@ impl Drop for Interrupt {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::Parser;
 
+    use super::*;
+    use crate::cli::error::Kind;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    // Symptom: a system message without --chat never reached the model, and nobody was told.
     #[test]
-    fn time_per_output_token_leaves_the_first_out() {
-        let mut answer = Answer {
+    fn a_system_message_needs_the_chat_template() {
+        let check = |flags: &[&str]| {
+            let args = ["eldr", "hello"].iter().chain(flags);
+            Alone::try_parse_from(args).expect("valid").run.check()
+        };
+        for flags in [&["--system", "x"][..], &["--system", "x", "--chat=false"]] {
+            let error = check(flags).expect_err("refused");
+            assert_eq!((error.kind, error.exit_code()), (Kind::Usage, 2));
+        }
+        for flags in [&["--system", "x", "--chat"][..], &["--chat"], &[]] {
+            assert_eq!(check(flags), Ok(()));
+        }
+    }
+
+    // Symptom: an answer that the deadline cut off ended with exit code 0 and no word about it.
+    #[test]
+    fn an_answer_that_was_cut_off_is_a_failure() {
+        let end = |reason, completion_tokens| {
+            let usage = Usage { completion_tokens, ..Usage::default() };
+            answer(reason, usage).whole()
+        };
+        assert_eq!(end(FinishReason::Stop, 2), Ok(()));
+        assert_eq!(end(FinishReason::Length, 2), Ok(()));
+        let late = end(FinishReason::Deadline, 1).expect_err("late");
+        assert_eq!((late.message.as_str(), late.exit_code()), ("the deadline passed after 1 token", 1));
+        let stopped = end(FinishReason::Cancelled, 2).expect_err("stopped");
+        assert_eq!((stopped.message.as_str(), stopped.exit_code()), ("interrupted after 2 tokens", 1));
+    }
+
+    fn answer(reason: FinishReason, usage: Usage) -> Answer {
+        Answer {
             text: String::new(),
             tokens: vec![1, 2, 3],
             decision: None,
-            reason: FinishReason::Length,
-            usage: Usage::default(),
+            reason,
+            usage,
             first: Some(Duration::from_millis(50)),
             last: Duration::from_millis(70),
             total: Duration::from_millis(71),
-        };
+        }
+    }
+
+    #[test]
+    fn time_per_output_token_leaves_the_first_out() {
+        let mut answer = answer(FinishReason::Length, Usage::default());
         assert_eq!(answer.tpot(), Some(Duration::from_millis(10)));
         answer.tokens.truncate(1);
         assert_eq!(answer.tpot(), None);

@@ -18,14 +18,41 @@ pub fn env_name(long: &str) -> String {
     format!("ELDR_{}", long.replace('-', "_").to_uppercase())
 }
 
-/// The options of `command` and its verbs that are settings, sorted.
+/// The options of `command` and its verbs that are settings, and their aliases, sorted.
 pub fn names(command: &Command) -> Vec<String> {
     let verbs = command.get_subcommands().flat_map(Command::get_arguments);
-    let mut names: Vec<String> =
-        command.get_arguments().chain(verbs).filter_map(setting_name).map(str::to_owned).collect();
+    names_of(command.get_arguments().chain(verbs))
+}
+
+fn names_of<'a>(args: impl Iterator<Item = &'a Arg>) -> Vec<String> {
+    let all = args.filter_map(|arg| Some([vec![setting_name(arg)?], aliases(arg)].concat())).flatten();
+    let mut names: Vec<String> = all.map(str::to_owned).collect();
     names.sort_unstable();
     names.dedup();
     names
+}
+
+fn aliases(arg: &Arg) -> Vec<&str> {
+    arg.get_all_aliases().unwrap_or_default()
+}
+
+/// How a setting's name stands for an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Alias,
+    Name,
+}
+
+impl By {
+    /// In the order of setting, so that an option's own name outweighs its alias, which may be another verb's option.
+    const ALL: [Self; 2] = [Self::Alias, Self::Name];
+
+    fn finds(self, arg: &Arg, name: &str) -> bool {
+        setting_name(arg).is_some_and(|own| match self {
+            Self::Alias => aliases(arg).contains(&name),
+            Self::Name => own == name,
+        })
+    }
 }
 
 fn setting_name(arg: &Arg) -> Option<&str> {
@@ -78,6 +105,7 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
     // Tables last, so that what is set for one verb outweighs what is set for all.
     let (tables, plain): (Vec<_>, Vec<_>) =
         table.get_ref().iter().partition(|(_, value)| matches!(value.get_ref(), DeValue::Table(_)));
+    let mut given = Vec::new();
     for (key, value) in plain {
         let name = key.get_ref().as_ref();
         if !known.iter().any(|known| known == name) {
@@ -86,9 +114,10 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
             return Err(CliError::usage(format!("{place}: unknown key '{name}'; the keys are {known}")));
         }
         let place = place(key.span());
-        let found = Found { values: values_of(value.get_ref(), &place, name)?, place };
-        command = set(command, name, None, &found)?;
+        given.push((name, None, Found { values: values_of(value.get_ref(), &place, name)?, place }));
     }
+    command = set_all(command, &given)?;
+    given.clear();
     for (verb, value) in tables {
         let DeValue::Table(table) = value.get_ref() else { continue };
         let name = verb.get_ref().as_ref();
@@ -97,13 +126,8 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
             let verbs = verbs.join(", ");
             return Err(CliError::usage(format!("{place}: unknown table '{name}'; the verbs are {verbs}")));
         }
-        let known: Vec<String> = command
-            .get_subcommands()
-            .filter(|sub| sub.get_name() == name)
-            .flat_map(Command::get_arguments)
-            .filter_map(setting_name)
-            .map(str::to_owned)
-            .collect();
+        let known = command.get_subcommands().filter(|sub| sub.get_name() == name);
+        let known = names_of(known.flat_map(Command::get_arguments));
         for (key, value) in table {
             let place = place(key.span());
             let key = key.get_ref().as_ref();
@@ -111,18 +135,27 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
                 let known = known.join(", ");
                 return Err(CliError::usage(format!("{place}: unknown key '{key}' of {name}; its keys are {known}")));
             }
-            let found = Found { values: values_of(value.get_ref(), &place, key)?, place };
-            command = set(command, key, Some(name), &found)?;
+            given.push((key, Some(name), Found { values: values_of(value.get_ref(), &place, key)?, place }));
         }
     }
-    Ok(command)
+    set_all(command, &given)
 }
 
-fn apply_env(mut command: Command, env: impl Fn(&str) -> Option<OsString>) -> Result<Command, CliError> {
-    for name in names(&command) {
-        let place = env_name(&name);
-        if let Some(value) = env(&place) {
-            command = set(command, &name, None, &Found { values: vec![value], place })?;
+fn apply_env(command: Command, env: impl Fn(&str) -> Option<OsString>) -> Result<Command, CliError> {
+    let names = names(&command);
+    let found = |name: &String| {
+        let place = env_name(name);
+        env(&place).map(|value| Found { values: vec![value], place })
+    };
+    let given: Vec<_> = names.iter().filter_map(|name| Some((name.as_str(), None, found(name)?))).collect();
+    set_all(command, &given)
+}
+
+/// Sets each name, for one verb or for all, to what was found.
+fn set_all(mut command: Command, given: &[(&str, Option<&str>, Found)]) -> Result<Command, CliError> {
+    for by in By::ALL {
+        for (name, verb, found) in given {
+            command = set(command, name, by, *verb, found)?;
         }
     }
     Ok(command)
@@ -149,10 +182,10 @@ fn values_of(value: &DeValue<'_>, place: &str, name: &str) -> Result<Vec<OsStrin
 }
 
 /// Makes `found` the default of the option `name` of `verb`, or of every verb that has it.
-fn set(command: Command, name: &str, verb: Option<&str>, found: &Found) -> Result<Command, CliError> {
+fn set(command: Command, name: &str, by: By, verb: Option<&str>, found: &Found) -> Result<Command, CliError> {
     let mut error = None;
     let mut set_one = |arg: Arg| {
-        if setting_name(&arg) != Some(name) {
+        if !by.finds(&arg, name) {
             return arg;
         }
         if let Err(why) = check(&arg, found) {
@@ -196,5 +229,46 @@ pub fn sentence(error: &clap::Error) -> String {
     match paragraphs.find(|p| p.starts_with("tip: ")) {
         Some(tip) => format!("{first} ({})", &tip["tip: ".len()..]),
         None => first,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn command() -> Command {
+        let tokens = Arg::new("n").long("n-predict").visible_alias("max-tokens").default_value("64");
+        Command::new("eldr")
+            .subcommand(Command::new("run").arg(tokens))
+            .subcommand(Command::new("bench").arg(Arg::new("m").long("max-tokens").default_value("32")))
+    }
+
+    /// Values of `run --n-predict` and `bench --max-tokens`.
+    fn settled(file: &str, env: &[(&str, &str)]) -> [String; 2] {
+        let mut config = tempfile::NamedTempFile::new().expect("a file");
+        config.write_all(file.as_bytes()).expect("written");
+        let args = ["eldr".into(), "--config".into(), config.path().into()];
+        let env = |name: &str| env.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        let command = apply(command(), &args, env).expect("good settings");
+        [("run", "n"), ("bench", "m")].map(|(verb, id)| {
+            let matches = command.clone().get_matches_from(["eldr", verb]);
+            let (_, matches) = matches.subcommand().expect("a verb");
+            matches.get_one::<String>(id).expect("a default").clone()
+        })
+    }
+
+    // Symptom: ELDR_MAX_TOKENS and `max-tokens` of the file, aliases of an option, changed nothing in run.
+    #[test]
+    fn an_alias_is_a_setting_and_yields_to_the_options_own_name() {
+        assert_eq!(settled("", &[]), ["64", "32"]);
+        assert_eq!(settled("", &[("ELDR_MAX_TOKENS", "5")]), ["5", "5"]);
+        assert_eq!(settled("", &[("ELDR_MAX_TOKENS", "5"), ("ELDR_N_PREDICT", "6")]), ["6", "5"]);
+        assert_eq!(settled("max-tokens = 7", &[]), ["7", "7"]);
+        assert_eq!(settled("n-predict = 8\nmax-tokens = 7", &[]), ["8", "7"]);
+        assert_eq!(settled("[run]\nmax-tokens = 9", &[]), ["9", "32"]);
+        assert_eq!(settled("n-predict = 8\n[run]\nmax-tokens = 9", &[("ELDR_MAX_TOKENS", "5")]), ["5", "5"]);
+        assert_eq!(names(&command()), ["max-tokens", "n-predict"]);
     }
 }

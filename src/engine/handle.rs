@@ -141,10 +141,7 @@ impl Engine {
             return refuse("the prompt is empty: give at least one token".to_owned());
         }
         if n_prompt > n_ctx_slot as usize {
-            return refuse(format!(
-                "the prompt has {n_prompt} tokens and a slot holds {n_ctx_slot}: shorten it or give each slot more \
-                 context (--ctx)"
-            ));
+            return refuse(too_long(n_prompt, n_ctx_slot));
         }
         if request.max_tokens == 0 {
             return refuse("max_tokens is 0: ask for at least one token".to_owned());
@@ -172,6 +169,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.shutdown();
     }
+}
+
+fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
+    format!(
+        "the prompt has {n_prompt} tokens and a slot holds {n_ctx_slot}: shorten it, or raise --ctx if the model was \
+         trained with a longer context"
+    )
 }
 
 fn check_sampling(request: &Request) -> Result<(), String> {
@@ -221,4 +225,17 @@ fn check_workers(parts: &EngineParts) -> Result<u32, EngineError> {
         }
     }
     Ok(info.n_ctx_slot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: the error advised --ctx, which the model's trained context had already cut.
+    #[test]
+    fn a_longer_context_is_advised_only_where_the_model_allows_it() {
+        let text = too_long(2000, 1024);
+        assert!(text.contains("2000 tokens") && text.contains("a slot holds 1024"), "{text}");
+        assert!(text.contains("--ctx if the model was trained with a longer context"), "{text}");
+    }
 }

@@ -40,6 +40,9 @@ impl LoadedModel {
                 copies.push((device, model));
             }
         }
+        if let Some(warning) = cut_context(config.n_ctx_slot, copies[0].1.facts().n_ctx_train) {
+            log::warn!("{warning}");
+        }
         let on_cpu = |name: Option<&str>| match name {
             Some(name) => backend.device(name).is_ok_and(|device| device.kind() == DeviceKind::Cpu),
             None => best.kind() == DeviceKind::Cpu,
@@ -272,6 +275,12 @@ impl Engine {
     }
 }
 
+/// What to say when slots get less context than asked for; nothing where the default is cut, which nobody asked for.
+fn cut_context(asked: u32, trained: u32) -> Option<String> {
+    let is_cut = asked > trained && asked != EngineConfig::default().n_ctx_slot;
+    is_cut.then(|| format!("the model was trained with {trained} tokens of context: slots hold {trained}, not {asked}"))
+}
+
 fn kv_type(format: KvFormat) -> KvType {
     match format {
         KvFormat::F16 => KvType::F16,
@@ -291,5 +300,19 @@ fn model_params(config: &EngineConfig, device: &Device) -> ModelParams {
         },
         use_mmap: config.use_mmap,
         extra_bufts: config.extra_bufts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: a context above the trained one was cut without a word.
+    #[test]
+    fn a_cut_context_is_told_unless_it_is_the_default() {
+        let want = "the model was trained with 1024 tokens of context: slots hold 1024, not 4000";
+        assert_eq!(cut_context(4000, 1024).as_deref(), Some(want));
+        assert_eq!(cut_context(1024, 1024), None);
+        assert_eq!(cut_context(EngineConfig::default().n_ctx_slot, 8), None);
     }
 }

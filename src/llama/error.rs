@@ -60,6 +60,14 @@ pub enum LlamaError {
         /// The path as given.
         path: PathBuf,
     },
+    /// The header holds what llama.cpp would end the process over.
+    #[error("the GGUF header of {} is damaged: {reason}; fetch the file again", path.display())]
+    Inconsistent {
+        /// The path as given.
+        path: PathBuf,
+        /// What contradicts what.
+        reason: String,
+    },
     /// A path, template or message with a NUL byte, which C strings cannot hold.
     #[error("{what} contains a NUL byte")]
     Nul {

@@ -2,9 +2,11 @@
 //!
 //! Never asks llama.cpp: it is all in the metadata and the tensor table.
 
+use std::collections::BTreeMap;
+
 use crate::types::MoeShape;
 
-use super::gguf::{Header, Tensor};
+use super::gguf::{Header, Tensor, Value};
 
 /// A model's size and shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +52,58 @@ pub struct ExpertBytes {
     pub all_experts: u64,
     /// Everything that every token reads.
     pub dense: u64,
+}
+
+/// Layers and experts llama.cpp has room for (llama-hparams.h, `LLAMA_MAX_LAYERS`, `LLAMA_MAX_EXPERTS`).
+const MAX_LAYERS: u64 = 512;
+const MAX_EXPERTS: u64 = 1024;
+
+/// The first thing in the metadata that fails an assert of llama.cpp's loader, which ends the process
+/// (llama-model.cpp, `load_hparams`).
+pub(super) fn contradiction(values: &BTreeMap<String, Value>) -> Option<String> {
+    let Some(Value::Text(arch)) = values.get("general.architecture") else { return None };
+    let key = |name: &str| format!("{arch}.{name}");
+    let number = |name: &str| values.get(&key(name)).and_then(Value::number);
+    let wrong = |name: &str, want: String| Some(format!("{} is {}, but it must be {want}", key(name), number(name)?));
+
+    // Where it is missing, llama.cpp says so itself.
+    let n_layer = number("block_count").unwrap_or(1);
+    if !(1..=MAX_LAYERS).contains(&n_layer) {
+        return wrong("block_count", format!("1 to {MAX_LAYERS}"));
+    }
+    if number("nextn_predict_layers").is_some_and(|n| n > n_layer) {
+        return wrong("nextn_predict_layers", format!("at most the {n_layer} of {}", key("block_count")));
+    }
+    let n_expert = number("expert_count").unwrap_or(0);
+    if n_expert <= 1 && matches!(arch.as_str(), "hunyuan_vl" | "hunyuan-dense") {
+        return None;
+    }
+    if n_expert > MAX_EXPERTS {
+        return wrong("expert_count", format!("at most {MAX_EXPERTS}"));
+    }
+    let n_used = number("expert_used_count").unwrap_or(0);
+    let n_groups = number("expert_group_count").unwrap_or(0);
+    if n_expert == 0 {
+        let none = || format!("0 without {}", key("expert_count"));
+        return match (n_used, n_groups) {
+            (0, 0) => None,
+            (0, _) => wrong("expert_group_count", none()),
+            _ => wrong("expert_used_count", none()),
+        };
+    }
+    if !(1..=n_expert).contains(&n_used) {
+        let name = key("expert_used_count");
+        return Some(format!("{name} is {n_used}, but it must be 1 to {n_expert} ({})", key("expert_count")));
+    }
+    if n_groups >= n_expert || (n_groups > 1 && n_expert % n_groups != 0) {
+        return wrong("expert_group_count", format!("less than the {n_expert} experts and divide them"));
+    }
+    let n_groups_used = number("expert_group_used_count").unwrap_or(0);
+    if n_groups > 1 && !(1..n_groups).contains(&n_groups_used) {
+        let name = key("expert_group_used_count");
+        return Some(format!("{name} is {n_groups_used}, but it must be at least 1 and below the {n_groups} groups"));
+    }
+    None
 }
 
 /// Widths of one token's keys and values, summed over the layers, in elements.
@@ -107,7 +161,7 @@ pub(super) fn kv_width(header: &Header, n_layer: u32) -> KvWidth {
 /// Heads of keys and values, summed over the layers: one number for all, or one a layer.
 fn heads_kv(header: &Header, key: &str, n_layer: u32, default: u64) -> u64 {
     match header.values.get(key) {
-        Some(super::gguf::Value::Array { ints, .. }) => {
+        Some(Value::Array { ints, .. }) => {
             ints.iter().take(n_layer as usize).filter_map(|&n| u64::try_from(n).ok()).sum()
         }
         _ => header.number(key).unwrap_or(default) * u64::from(n_layer),
@@ -116,10 +170,7 @@ fn heads_kv(header: &Header, key: &str, n_layer: u32, default: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::llama::gguf::Value;
 
     fn tensor(name: &str, bytes: u64) -> Tensor {
         Tensor { name: name.to_owned(), type_: 0, shape: [1; 4], bytes }
@@ -148,6 +199,37 @@ mod tests {
         let shape = moe_shape(&header, 12).expect("a mixture of experts");
         assert_eq!(shape, MoeShape { layers: vec![2, 10], n_layer: 12, n_expert: 8, n_expert_used: 2 });
         assert_eq!(expert_bytes(&header, &shape), ExpertBytes { expert: 150, all_experts: 2400, dense: 5 });
+    }
+
+    // Symptom: 65 of 64 experts a token ended the process in an assert of llama.cpp; so did each of these.
+    #[test]
+    fn what_the_loader_would_assert_is_told_in_words() {
+        let told = |pairs: &[(&str, u64)]| {
+            let pairs: Vec<(&str, Value)> = pairs.iter().map(|&(key, n)| (key, Value::Unsigned(n))).collect();
+            contradiction(&header(&pairs, Vec::new()).values)
+        };
+        let experts = |n, used| [("m.block_count", 4), ("m.expert_count", n), ("m.expert_used_count", used)];
+        for (n, used) in [(0, 0), (1, 1), (64, 1), (64, 64), (1024, 8)] {
+            assert_eq!(told(&experts(n, used)), None, "{used} of {n}");
+        }
+        let want = "m.expert_used_count is 65, but it must be 1 to 64 (m.expert_count)";
+        assert_eq!(told(&experts(64, 65)).as_deref(), Some(want));
+        assert!(told(&[("m.expert_count", 64)]).is_some_and(|why| why.contains("expert_used_count is 0")));
+        assert!(told(&experts(64, 0)).is_some() && told(&experts(0, 4)).is_some());
+        assert!(told(&experts(1025, 8)).is_some_and(|why| why.contains("at most 1024")));
+        for n_layer in [0, 513] {
+            assert!(told(&[("m.block_count", n_layer)]).is_some_and(|why| why.contains("1 to 512")));
+        }
+        assert!(told(&[("m.block_count", 4), ("m.nextn_predict_layers", 5)]).is_some());
+        let groups = |n, used| {
+            let groups = [("m.expert_group_count", n), ("m.expert_group_used_count", used)];
+            told(&[&experts(64, 4)[..], &groups].concat())
+        };
+        assert_eq!([groups(0, 0), groups(1, 1), groups(8, 4)], [None, None, None]);
+        for (n, used) in [(64, 1), (7, 2), (8, 0), (8, 8)] {
+            assert!(groups(n, used).is_some(), "{used} of {n} groups");
+        }
+        assert!(told(&[("m.expert_group_count", 2)]).is_some());
     }
 
     #[test]

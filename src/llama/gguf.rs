@@ -3,8 +3,9 @@
 //! Never reads a weight, and never lets llama.cpp see a file that is not there, not GGUF, or cut off.
 
 use std::{
-    collections::BTreeMap,
-    ffi::CString,
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    ffi::{CStr, CString},
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
@@ -14,7 +15,7 @@ use std::{
 use llama_cpp_sys_2 as sys;
 use sha2::{Digest, Sha256};
 
-use super::{error::LlamaError, guard, logging};
+use super::{error::LlamaError, facts, guard, logging};
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +67,10 @@ impl Header {
         if !matches!(values.get("general.architecture"), Some(Value::Text(arch)) if !arch.is_empty()) {
             return Err(LlamaError::NoArchitecture { path: path.to_owned() });
         }
+        let damaged = facts::contradiction(&values).or_else(|| first.repeated_token(&values));
+        if let Some(reason) = damaged {
+            return Err(LlamaError::Inconsistent { path: path.to_owned(), reason });
+        }
         let mut tensors = first.tensors()?;
         for part in other_parts(path, &values) {
             tensors.extend(Part::open(&part)?.tensors()?);
@@ -84,12 +89,7 @@ impl Header {
 
     /// A whole number, or the largest of an array of them (some models give one a layer).
     pub fn number(&self, key: &str) -> Option<u64> {
-        match self.values.get(key)? {
-            Value::Unsigned(n) => Some(*n),
-            Value::Signed(n) => u64::try_from(*n).ok(),
-            Value::Array { ints, .. } => ints.iter().max().and_then(|&n| u64::try_from(n).ok()),
-            _ => None,
-        }
+        self.values.get(key)?.number()
     }
 
     /// A text, empty when the key is absent.
@@ -97,6 +97,18 @@ impl Header {
         match self.values.get(key) {
             Some(Value::Text(text)) => text,
             _ => "",
+        }
+    }
+}
+
+impl Value {
+    /// A whole number, or the largest of an array of them.
+    pub fn number(&self) -> Option<u64> {
+        match self {
+            Self::Unsigned(n) => Some(*n),
+            Self::Signed(n) => u64::try_from(*n).ok(),
+            Self::Array { ints, .. } => ints.iter().max().and_then(|&n| u64::try_from(n).ok()),
+            _ => None,
         }
     }
 }
@@ -243,6 +255,36 @@ impl Part {
                 scalar(type_, bytes)
             }
         }
+    }
+
+    /// The first token that occurs twice, over which llama.cpp ends the process (llama-vocab.cpp, `load`).
+    fn repeated_token(&self, values: &BTreeMap<String, Value>) -> Option<String> {
+        let key = c"tokenizer.ggml.tokens";
+        let name = key.to_str().ok()?;
+        let Value::Array { kind, len, .. } = values.get(name)? else { return None };
+        let unread =
+            matches!(values.get("tokenizer.ggml.model"), Some(Value::Text(t)) if t == "no_vocab" || t == "none");
+        if kind != "str" || unread {
+            return None;
+        }
+        let gguf = self.raw.as_ptr();
+        // SAFETY: the context is open and the key a C string.
+        let id = unsafe { sys::gguf_find_key(gguf, key.as_ptr()) };
+        let mut seen = HashMap::with_capacity(*len);
+        for i in 0..*len {
+            // SAFETY: the key holds an array of `len` strings.
+            let token = unsafe { sys::gguf_get_arr_str(gguf, id, i) };
+            // SAFETY: a C string that lives as long as the context.
+            let token = unsafe { CStr::from_ptr(token) }.to_bytes();
+            // The loader names empty tokens so.
+            let token =
+                if token.is_empty() { format!("[EMPTY_{i}]").into_bytes().into() } else { Cow::Borrowed(token) };
+            if let Some(first) = seen.get(&token) {
+                return Some(format!("tokens {first} and {i} of {name} are both \"{}\"", token.escape_ascii()));
+            }
+            seen.insert(token, i);
+        }
+        None
     }
 
     fn array(&self, id: i64, digest: Option<&mut Sha256>) -> Value {

@@ -130,13 +130,21 @@ unsafe extern "C" fn report_abort(text: *const c_char) {
     // SAFETY: ggml_abort passes a NUL-terminated buffer on its stack.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     let _ = catch_unwind(|| {
+        let text = short_place(&text);
         if log::log_enabled!(target: TARGET, log::Level::Error) {
-            log::error!(target: TARGET, "llama.cpp stops the process: {text}");
+            // The target already names llama.cpp.
+            log::error!(target: TARGET, "it stops the process at {text}");
             log::logger().flush();
         } else {
-            let _ = writeln!(std::io::stderr(), "llama.cpp stops the process: {text}");
+            let _ = writeln!(std::io::stderr(), "llama.cpp stops the process at {text}");
         }
     });
+}
+
+/// The text of a failed assert, `path:line: what`, with the file's name instead of its path where it was built.
+fn short_place(text: &str) -> &str {
+    let path = text.split(": ").next().unwrap_or_default();
+    text.get(path.rfind(['/', '\\']).map_or(0, |slash| slash + 1)..).unwrap_or(text)
 }
 
 #[cfg(test)]
@@ -157,6 +165,16 @@ mod tests {
         lines.push(Some(log::Level::Warn), "load_it: first ");
         lines.push(None, "half\n");
         assert_eq!(lines.errors, ["first half"]);
+    }
+
+    // Symptom: the text of a failed assert showed a path of the machine that built llama.cpp.
+    #[test]
+    fn an_assert_is_placed_by_file_name_and_line() {
+        let text = "/build/x y/llama-model.cpp:1364: GGML_ASSERT(a/b: c) failed";
+        assert_eq!(short_place(text), "llama-model.cpp:1364: GGML_ASSERT(a/b: c) failed");
+        assert_eq!(short_place(r"C:\x\ggml.c:7: fatal error"), "ggml.c:7: fatal error");
+        assert_eq!(short_place("fatal error"), "fatal error");
+        assert_eq!(short_place(""), "");
     }
 
     #[test]

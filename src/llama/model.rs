@@ -380,6 +380,41 @@ mod tests {
         assert!(error.contains("unknown model architecture") && error.contains("qwen3moo"), "{error}");
     }
 
+    // Symptom: each of these files ended the process in an assert of llama.cpp.
+    #[test]
+    fn headers_llama_cpp_would_assert_on_are_refused() {
+        let whole = fs::read(testing::path()).expect("the shipped model");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("damaged.gguf");
+        let find = |bytes: &[u8], what: &[u8]| {
+            bytes.windows(what.len()).position(|window| window == what).expect("in the header") + what.len()
+        };
+
+        let mut bytes = whole.clone();
+        // A u32 follows the key and its type.
+        let at = find(&bytes, b"qwen3moe.expert_used_count") + 4;
+        bytes[at..at + 4].copy_from_slice(&65u32.to_le_bytes());
+        fs::write(&path, bytes).expect("written");
+        let text = error(&path).to_string();
+        assert!(text.contains("expert_used_count is 65, but it must be 1 to 64"), "{text}");
+
+        let mut bytes = whole;
+        // Types of list and item and the length come first; then each token has a length of 8 bytes before it.
+        let mut at = find(&bytes, b"tokenizer.ggml.tokens") + 4 + 4 + 8;
+        let mut seen = std::collections::HashMap::new();
+        let (from, to, n) = loop {
+            let n = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")) as usize;
+            if let Some(from) = seen.insert(n, at + 8).filter(|_| n > 0) {
+                break (from, at + 8, n);
+            }
+            at += 8 + n;
+        };
+        bytes.copy_within(from..from + n, to);
+        fs::write(&path, bytes).expect("written");
+        let error = error(&path);
+        assert!(matches!(&error, LlamaError::Inconsistent { reason, .. } if reason.contains("are both")), "{error}");
+    }
+
     #[test]
     fn experts_on_the_cpu_change_nothing_there() {
         for cpu_moe in [CpuMoe::All, CpuMoe::First(3)] {

@@ -59,7 +59,7 @@ impl DoctorArgs {
         }
         probe::extra_bufts(&mut findings);
 
-        output.line(&format!("eldr {}, llama.cpp {}", versions.eldr, versions.llama_cpp))?;
+        output.line(&format!("eldr {}, {}", versions.eldr, versions.llama_cpp))?;
         for line in machine_lines(&machine, &versions.system_info) {
             output.line(&line)?;
         }
@@ -78,7 +78,7 @@ impl DoctorArgs {
             "findings": findings.0,
         }))?;
         if n_broken > 0 {
-            return Err(CliError::already_told(format!("{n_broken} findings keep eldr from running as configured")));
+            return Err(CliError::already_told(verdict(n_broken)));
         }
         Ok(())
     }
@@ -94,6 +94,11 @@ impl DoctorArgs {
         self.route.configure(&mut config, self.policy);
         config
     }
+}
+
+fn verdict(n_broken: usize) -> String {
+    let finding = if n_broken == 1 { "finding keeps" } else { "findings keep" };
+    format!("{n_broken} {finding} eldr from running as configured")
 }
 
 fn machine_lines(machine: &Machine, system_info: &str) -> Vec<String> {
@@ -136,5 +141,18 @@ fn kind_name(kind: DeviceKind) -> &'static str {
         DeviceKind::IntegratedGpu => "integrated_gpu",
         DeviceKind::Rpc => "rpc",
         _ => "accelerator",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: "1 findings keep eldr from running", and "llama.cpp llama.cpp" in the first line.
+    #[test]
+    fn one_finding_is_singular_and_llama_cpp_names_itself() {
+        assert_eq!(verdict(1), "1 finding keeps eldr from running as configured");
+        assert_eq!(verdict(2), "2 findings keep eldr from running as configured");
+        assert_eq!(engine::versions().llama_cpp.matches("llama.cpp").count(), 1);
     }
 }
