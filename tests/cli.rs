@@ -2,6 +2,9 @@
 
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[cfg(unix)]
+#[path = "cli/outputs.rs"]
+mod outputs;
 #[path = "cli/settings.rs"]
 mod settings;
 mod support;

@@ -155,7 +155,7 @@ fn targets_and_outputs_are_checked_before_anything_is_written() {
     let huge = grow(&input, &output, InflateTarget::Bytes(u64::MAX)).expect_err("refused").to_string();
     assert!(huge.contains("llama.cpp holds it in 32 bits"), "{huge}");
     let same = inflate(&input, &input, InflateTarget::Factor(2.0), true, |_, _| {}).expect_err("refused");
-    assert!(same.to_string().ends_with("is both input and output; choose another output"));
+    assert!(same.to_string().contains("it is an input"));
     fs::write(&output, "mine").expect("written");
     let exists = grow(&input, &output, InflateTarget::Factor(2.0)).expect_err("refused").to_string();
     assert!(exists.contains("exists; choose another output or use --force"), "{exists}");

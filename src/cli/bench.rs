@@ -2,10 +2,7 @@
 //!
 //! Never measures anything itself.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use clap::{
     Args,
@@ -13,7 +10,7 @@ use clap::{
 };
 use eldr::{
     bench::{self, BenchError, BenchParams, BenchReport, Clock, Progress, chart, table, workload::Arrivals},
-    engine::{EngineConfig, WorkerList},
+    engine::{EngineConfig, WorkerList, check_output, replace_file},
     route::{ParsePolicyError, PolicyKind},
 };
 
@@ -118,8 +115,7 @@ impl BenchArgs {
 
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let params = self.params()?;
-        let files = [self.json.as_deref().filter(|_| !self.json_to_stdout()), self.svg.as_deref()];
-        files.into_iter().flatten().try_for_each(check_writable)?;
+        self.check_outputs(&params.model)?;
         self.model.add_rpc()?;
         let report = measure(&params)?;
         output.text(&table::table(&report))?;
@@ -196,18 +192,44 @@ impl BenchArgs {
         })
     }
 
+    /// The file the report is written to, if it is one.
+    fn json_file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|_| !self.json_to_stdout())
+    }
+
+    /// Refuses outputs before the bench rather than after it.
+    fn check_outputs(&self, model: &Path) -> Result<(), CliError> {
+        let inputs: Vec<&Path> = [model, &self.workload].into_iter().chain(self.route.calibration.as_deref()).collect();
+        let check = |path: &Path| check_output(path, &inputs).map_err(CliError::usage);
+        let json = self.json_file().map(check).transpose()?;
+        let svg = self.svg.as_deref().map(check).transpose()?;
+        match svg {
+            Some(svg) if json.as_ref() == Some(&svg) => Err(CliError::usage(format!(
+                "--json and --svg both write {}; give them different files",
+                svg.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Both files are tried, whatever becomes of the first.
     fn write(&self, report: &BenchReport, output: &mut Output) -> Result<(), CliError> {
-        if let Some(path) = self.json.as_deref().filter(|_| !self.json_to_stdout()) {
+        let json = self.json_file().map(|path| {
             let mut text = serde_json::to_string_pretty(report).map_err(CliError::failed)?;
             text.push('\n');
-            write(path, &text)?;
+            write(path, &text).map(|()| path)
+        });
+        let svg = self.svg.as_deref().map(|path| {
+            let text = chart::svg(report).map_err(CliError::failed)?;
+            write(path, &text).map(|()| path)
+        });
+        let both = [json, svg].into_iter().flatten();
+        let (written, failed): (Vec<_>, Vec<_>) = both.partition(Result::is_ok);
+        for path in written.into_iter().flatten() {
             output.line(&format!("wrote {}", path.display()))?;
         }
-        if let Some(path) = &self.svg {
-            write(path, &chart::svg(report).map_err(CliError::failed)?)?;
-            output.line(&format!("wrote {}", path.display()))?;
-        }
-        Ok(())
+        let failed: Vec<String> = failed.into_iter().filter_map(|result| Some(result.err()?.message)).collect();
+        if failed.is_empty() { Ok(()) } else { Err(CliError::failed(failed.join("; "))) }
     }
 }
 
@@ -226,20 +248,10 @@ fn measure(params: &BenchParams) -> Result<BenchReport, CliError> {
     })
 }
 
-/// Refuses a place before the bench rather than after it.
-fn check_writable(path: &Path) -> Result<(), CliError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    if path.is_dir() || parent.is_some_and(|parent| !parent.is_dir()) {
-        return Err(CliError::usage(format!(
-            "cannot write {}: its folder does not exist, or it is one",
-            path.display()
-        )));
-    }
-    Ok(())
-}
-
+/// Writes a report whole or not at all.
 fn write(path: &Path, text: &str) -> Result<(), CliError> {
-    fs::write(path, text).map_err(|error| CliError::failed(format!("cannot write {}: {error}", path.display())))
+    replace_file(path, text.as_bytes())
+        .map_err(|error| CliError::failed(format!("cannot write {}: {error}", path.display())))
 }
 
 #[cfg(test)]

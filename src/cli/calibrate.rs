@@ -3,7 +3,7 @@
 //! Never writes the file unless the fit succeeded.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -12,7 +12,8 @@ use eldr::{
     bench::workload,
     calibrate::{CalibrationParams, CalibrationReport, fit},
     engine::{
-        EngineConfig, EngineError, LoadedModel, RecordPrompt, WorkerList, record, threads_alone, write_calibration,
+        EngineConfig, EngineError, LoadedModel, RecordPrompt, WorkerList, check_output, record, threads_alone,
+        write_calibration,
     },
 };
 use serde_json::json;
@@ -21,6 +22,7 @@ use super::{
     args::ModelArgs,
     error::CliError,
     inspect::ranges,
+    model::shipped,
     output::{Output, columns},
     progress,
 };
@@ -70,6 +72,7 @@ pub struct CalibrateArgs {
 impl CalibrateArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let params = self.params()?;
+        self.check_output()?;
         let items = workload::read(&self.prompts).map_err(CliError::input)?;
         let items = &items[..self.requests.unwrap_or(items.len()).min(items.len())];
         if items.len() < params.n_workers {
@@ -112,6 +115,13 @@ impl CalibrateArgs {
         document["record_s"] = json!(recorded.as_secs_f64());
         document["fit_s"] = json!(fitted.as_secs_f64());
         output.json(&document)
+    }
+
+    /// Refuses an output before the recording rather than after it.
+    fn check_output(&self) -> Result<(), CliError> {
+        let model = self.model.model.clone().or_else(shipped);
+        let inputs: Vec<&Path> = model.as_deref().into_iter().chain([self.prompts.as_path()]).collect();
+        check_output(&self.output, &inputs).map(|_| ()).map_err(CliError::usage)
     }
 
     fn params(&self) -> Result<CalibrationParams, CliError> {

@@ -2,10 +2,10 @@
 //!
 //! Never replaces a file unless told to.
 
-use std::{error::Error as _, io, path::PathBuf};
+use std::{error::Error as _, fs, io, path::PathBuf, process};
 
 use clap::Args;
-use eldr::engine::{InflateError, InflateReport, InflateTarget, inflate};
+use eldr::engine::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
 use serde_json::json;
 
 use super::{
@@ -46,6 +46,7 @@ impl InflateArgs {
             _ => return Err(CliError::usage("give one of --factor N and --size SIZE")),
         };
         let input = shipped_or(self.model.as_ref())?;
+        self.remove_on_interrupt()?;
         let bar = progress::bar(1, "writing");
         let report = inflate(&input, &self.output, target, self.force, |done, total| {
             bar.set_length(total);
@@ -71,10 +72,27 @@ impl InflateArgs {
             "n_grown": n_grown,
         }))
     }
+
+    /// Ctrl-C takes the unfinished file with it.
+    fn remove_on_interrupt(&self) -> Result<(), CliError> {
+        let partial = inflate_partial(&self.output).map_err(to_cli)?;
+        let installed = ctrlc::set_handler(move || {
+            // There is none before the first and after the last byte.
+            let _ = fs::remove_file(&partial);
+            process::exit(1);
+        });
+        if let Err(error) = installed {
+            log::warn!("Ctrl-C will leave an unfinished file: {error}");
+        }
+        Ok(())
+    }
 }
 
 /// A full disk is no fault of the input.
 fn to_cli(error: InflateError) -> CliError {
+    if let InflateError::Output(error) = error {
+        return CliError::usage(error);
+    }
     let system = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     match system.map(io::Error::kind) {
         None | Some(io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => CliError::input(error),

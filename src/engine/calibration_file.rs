@@ -3,11 +3,11 @@
 //! Never leaves a half-written file under the name asked for.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
 };
 
+use super::replace_file;
 use crate::calibrate::{Calibration, FormatError, decode, encode};
 
 /// Why a calibration was not read or written.
@@ -46,33 +46,9 @@ pub fn read_calibration(path: &Path) -> Result<Calibration, CalibrationFileError
     decode(&bytes).map_err(|source| CalibrationFileError::Format { path: path.into(), source })
 }
 
-/// Writes a calibration file. A file of that name is replaced in one step, once the new one is whole and on disk; after
-/// an error it is as it was.
+/// Writes a calibration file, as [`replace_file`] does: after an error, what was there is as it was.
 pub fn write_calibration(path: &Path, calibration: &Calibration) -> Result<(), CalibrationFileError> {
-    replace(path, &encode(calibration)).map_err(|source| CalibrationFileError::Write { path: path.into(), source })
-}
-
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
-    if path.is_dir() {
-        return Err(io::ErrorKind::IsADirectory.into());
-    }
-    let mut part = name.to_owned();
-    part.push(format!(".{}.part", std::process::id()));
-    // Beside the target, since a rename is only atomic within one file system.
-    let part = path.with_file_name(part);
-    let written = write_through(&part, bytes).and_then(|()| fs::rename(&part, path));
-    if written.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&part);
-    }
-    written
-}
-
-fn write_through(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+    replace_file(path, &encode(calibration)).map_err(|source| CalibrationFileError::Write { path: path.into(), source })
 }
 
 #[cfg(test)]

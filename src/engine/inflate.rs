@@ -3,12 +3,15 @@
 //! Never loads a model, never changes its input, and never leaves a half-written output under the final name.
 
 use std::{
-    fs,
     io::Read,
     path::{Path, PathBuf},
 };
 
-use crate::llama::gguf_file::{GgufError, GgufFile, GgufWriter, Sink, TensorInfo};
+use super::{OutputError, check_output};
+use crate::llama::{
+    Backend,
+    gguf_file::{GgufError, GgufFile, GgufWriter, Sink, TensorInfo},
+};
 
 /// How large the experts become.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,9 +46,9 @@ pub enum InflateError {
     /// One part of a model.
     #[error("{} is one part of a split model; merge the parts with llama-gguf-split --merge first", .0.display())]
     Split(PathBuf),
-    /// Input and output are one file.
-    #[error("{} is both input and output; choose another output", .0.display())]
-    SameFile(PathBuf),
+    /// The output is the input, no regular file, or can not be made.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The output exists.
     #[error("{} exists; choose another output or use --force to replace it", .0.display())]
     Exists(PathBuf),
@@ -127,21 +130,19 @@ pub fn inflate(
     force: bool,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<InflateReport, InflateError> {
-    let file = GgufFile::open(input)?;
-    if output.exists() {
-        if fs::canonicalize(input).ok() == fs::canonicalize(output).ok() {
-            return Err(InflateError::SameFile(output.to_owned()));
-        }
-        if !force {
-            return Err(InflateError::Exists(output.to_owned()));
-        }
+    // ggml prints what it finds wrong in a file unless its log is taken first.
+    Backend::init();
+    let target_file = check_output(output, &[input])?;
+    if target_file.exists() && !force {
+        return Err(InflateError::Exists(output.to_owned()));
     }
+    let file = GgufFile::open(input)?;
     let experts = Experts::find(&file)?;
     let n_ff = experts.choose_width(&file, target)?;
     let writer = experts.plan(&file, n_ff)?;
     let total = writer.n_bytes();
     let mut done = 0;
-    let n_bytes = writer.write(output, |name, sink| {
+    let n_bytes = writer.write(&target_file, |name, sink| {
         let tensor = file.tensor(name).expect("added from this file");
         experts.put(&file, tensor, n_ff, sink)?;
         done += experts.grown_bytes(tensor, n_ff);
@@ -149,6 +150,11 @@ pub fn inflate(
         Ok(())
     })?;
     Ok(InflateReport { n_ff: (experts.n_ff, n_ff), n_bytes: (file.n_bytes(), n_bytes), n_grown: experts.grown.len() })
+}
+
+/// The file that [`inflate`] writes before it becomes `output`; a program that ends in between has to remove it.
+pub fn inflate_partial(output: &Path) -> Result<PathBuf, InflateError> {
+    Ok(GgufWriter::partial(&check_output(output, &[])?)?)
 }
 
 /// The tensors that have the expert width, and where in them it is.

@@ -17,6 +17,7 @@ mod model_tokenizer;
 mod permits;
 #[cfg(feature = "llama")]
 mod record;
+mod replace;
 mod shared;
 mod stream;
 #[cfg(feature = "llama")]
@@ -30,7 +31,7 @@ pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec}
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker};
 #[cfg(feature = "llama")]
-pub use inflate::{InflateError, InflateReport, InflateTarget, inflate};
+pub use inflate::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
 #[cfg(feature = "llama")]
 pub use llama_runner::{LlamaRunner, TapUse};
 #[cfg(feature = "llama")]
@@ -40,6 +41,7 @@ use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
 #[cfg(feature = "llama")]
 pub use record::{RecordPrompt, record};
+pub use replace::{OutputError, check_output, replace_file};
 pub use shared::EngineStats;
 use shared::Shared;
 pub use stream::{Completion, StreamEvent, TokenStream};

@@ -191,7 +191,7 @@ impl GgufWriter {
         mut data: impl FnMut(&str, &mut Sink) -> Result<(), GgufError>,
     ) -> Result<u64, GgufError> {
         let path = path.as_ref();
-        let partial = Partial::beside(path)?;
+        let partial = Partial { path: Self::partial(path)? };
         let file = File::create(&partial.path).map_err(GgufError::io("write", path))?;
         let mut sink = Sink { out: BufWriter::with_capacity(1 << 20, file), n_bytes: 0, path };
         sink.put(&self.meta())?;
@@ -205,6 +205,16 @@ impl GgufWriter {
         let n_bytes = sink.finish()?;
         partial.rename_to(path)?;
         Ok(n_bytes)
+    }
+
+    /// Where [`Self::write`] puts the file until it is complete.
+    pub fn partial(path: &Path) -> Result<PathBuf, GgufError> {
+        let Some(name) = path.file_name() else {
+            return Err(GgufError::Unwritable(format!("no name: {} is not a file name", path.display())));
+        };
+        let mut name = name.to_owned();
+        name.push(format!(".{}.partial", std::process::id()));
+        Ok(path.with_file_name(name))
     }
 
     fn meta_bytes(&self) -> usize {
@@ -277,15 +287,6 @@ struct Partial {
 }
 
 impl Partial {
-    fn beside(path: &Path) -> Result<Self, GgufError> {
-        let Some(name) = path.file_name() else {
-            return Err(GgufError::Unwritable(format!("no name: {} is not a file name", path.display())));
-        };
-        let mut name = name.to_owned();
-        name.push(format!(".{}.partial", std::process::id()));
-        Ok(Self { path: path.with_file_name(name) })
-    }
-
     fn rename_to(self, path: &Path) -> Result<(), GgufError> {
         fs::rename(&self.path, path).map_err(GgufError::io("write", path))
     }
