@@ -50,8 +50,9 @@ fn a_prompt_comes_from_standard_input_and_through_the_chat_template() {
 
 #[test]
 fn an_answer_may_be_too_late() {
-    let json = run(["run", "-m", TINY, "-n", "500", "--ignore-eos", "--deadline", "0", "--json", "Hello"]);
-    assert_eq!(json.succeeded().json()["finish_reason"], "deadline");
+    let ran = run(["run", "-m", TINY, "-n", "500", "--ignore-eos", "--deadline", "0", "--json", "Hello"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert_eq!(ran.json()["finish_reason"], "deadline");
 }
 
 #[test]
