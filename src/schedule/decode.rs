@@ -125,7 +125,7 @@ impl DecodeWorker {
     fn run_step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
         self.sweep_cancelled(runner, events)?;
         self.import(runner)?;
-        self.refill(runner)?;
+        self.refill(runner, events)?;
         if self.contiguous {
             self.close_ranks(runner)?;
         }
@@ -198,16 +198,21 @@ impl DecodeWorker {
         Ok(())
     }
 
-    /// Runs the next chunk of each sequence that is not whole yet.
-    fn refill(&mut self, runner: &mut dyn ModelRunner) -> Result<(), RunError> {
-        for (index, resident) in self.slots.iter_mut().enumerate() {
-            if let Some(resident) = resident
-                && !resident.is_ready()
-            {
-                let end = ((resident.n_filled / self.chunk + 1) * self.chunk).min(resident.job.n_tokens() - 1);
-                let tokens = resident.job.tokens(resident.n_filled, end);
-                runner.prefill(Slot(index as u32), &tokens, resident.n_filled, false, None)?;
-                resident.n_filled = end;
+    /// Runs the next chunk of each sequence that is not whole yet. One that can not be filled up here goes back.
+    fn refill(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
+        for (index, place) in self.slots.iter_mut().enumerate() {
+            let Some(resident) = place.as_mut().filter(|resident| !resident.is_ready()) else { continue };
+            let slot = Slot(index as u32);
+            let end = ((resident.n_filled / self.chunk + 1) * self.chunk).min(resident.job.n_tokens() - 1);
+            let tokens = resident.job.tokens(resident.n_filled, end);
+            match runner.prefill(slot, &tokens, resident.n_filled, false, None) {
+                Ok(_) => resident.n_filled = end,
+                Err(RunError::Restored(error)) => {
+                    let job = place.take().expect("a resident").job;
+                    events.push(WorkerEvent::Returned { job, error });
+                    runner.close(slot)?;
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(())
