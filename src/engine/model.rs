@@ -4,7 +4,7 @@ use crate::{
     calibrate::Calibration,
     engine::{
         Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
-        ModelTokenizer, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
+        ModelTokenizer, Permits, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
     },
     llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
     route::{PolicyKind, PolicyParams, RoutePolicy},
@@ -16,10 +16,20 @@ use crate::{
 /// Tokens a decode context computes at once beyond its batch: what a lost hand-off is prefilled again in.
 const REFILL_UBATCH: u32 = 128;
 
+/// The model on one device.
+#[derive(Clone)]
+struct ModelCopy {
+    device: Device,
+    model: Model,
+    /// The turns its workers take. A remote device has one connection for all contexts of a process, and ggml's client
+    /// lets calls of several threads mix on it: the wrong bytes arrive, or none.
+    turns: Option<Arc<Permits>>,
+}
+
 /// A GGUF model on the devices of a configuration's workers: one copy for each device.
 #[derive(Clone)]
 pub struct LoadedModel {
-    copies: Vec<(Device, Model)>,
+    copies: Vec<ModelCopy>,
     best: Device,
     threads: ThreadPlan,
 }
@@ -32,15 +42,15 @@ impl LoadedModel {
         }
         let backend = Backend::init();
         let best = backend.best_device();
-        let mut copies: Vec<(Device, Model)> = Vec::new();
+        let mut copies: Vec<ModelCopy> = Vec::new();
         for name in config.prefill.devices().chain(config.decode.devices()) {
             let device = name.map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
-            if copies.iter().all(|(known, _)| *known != device) {
+            if copies.iter().all(|copy| copy.device != device) {
                 let model = Model::load(&backend, path, &model_params(config, &device))?;
-                copies.push((device, model));
+                copies.push(ModelCopy { device, model, turns: None });
             }
         }
-        if let Some(warning) = cut_context(config.n_ctx_slot, copies[0].1.facts().n_ctx_train) {
+        if let Some(warning) = cut_context(config.n_ctx_slot, copies[0].model.facts().n_ctx_train) {
             log::warn!("{warning}");
         }
         let on_cpu = |name: Option<&str>| match name {
@@ -49,6 +59,13 @@ impl LoadedModel {
         };
         let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
         let threads = ThreadPlan::new(config.n_threads, n_cpu)?;
+        for copy in &mut copies {
+            copy.turns = match copy.device.kind() {
+                DeviceKind::Cpu => Some(Arc::clone(&threads.permits)),
+                DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
+                _ => None,
+            };
+        }
         Ok(Self { copies, best, threads })
     }
 
@@ -216,13 +233,13 @@ impl LoadedModel {
     }
 
     fn model(&self) -> &Model {
-        &self.copies[0].1
+        &self.copies[0].model
     }
 
-    fn copy_on(&self, name: Option<&str>) -> Result<&Model, EngineError> {
+    fn copy_on(&self, name: Option<&str>) -> Result<&ModelCopy, EngineError> {
         let device = name.map_or_else(|| Ok(self.best.clone()), |name| Backend::init().device(name))?;
-        match self.copies.iter().find(|(known, _)| *known == device) {
-            Some((_, model)) => Ok(model),
+        match self.copies.iter().find(|copy| copy.device == device) {
+            Some(copy) => Ok(copy),
             None => Err(EngineError::Config(format!("the model was not loaded on {}", device.name()))),
         }
     }
@@ -234,7 +251,7 @@ impl LoadedModel {
         config: &EngineConfig,
         tap: &TapUse,
     ) -> Result<Vec<EngineWorker>, EngineError> {
-        let on_gpu = self.copies.iter().any(|(device, _)| device.kind() != DeviceKind::Cpu);
+        let on_gpu = self.copies.iter().any(|copy| copy.device.kind() != DeviceKind::Cpu);
         let flash_attn = match config.flash_attention {
             FlashAttention::Auto => on_gpu,
             FlashAttention::On => true,
@@ -243,7 +260,7 @@ impl LoadedModel {
         let exact = config.exact && !flash_attn;
         let mut workers = Vec::new();
         for (index, name) in list.devices().enumerate() {
-            let model = self.copy_on(name)?;
+            let ModelCopy { model, turns, .. } = self.copy_on(name)?;
             let params = ContextParams {
                 name: format!("{kind} {index} on {}", model.device().name()),
                 n_ctx_slot: self.n_ctx_slot(config),
@@ -257,12 +274,7 @@ impl LoadedModel {
                 ..ContextParams::default()
             };
             let runner = LlamaRunner::new(model, &params, tap, exact)?;
-            let on_cpu = model.device().kind() == DeviceKind::Cpu;
-            workers.push(EngineWorker {
-                name: params.name,
-                runner: Box::new(runner),
-                permits: on_cpu.then(|| Arc::clone(&self.threads.permits)),
-            });
+            workers.push(EngineWorker { name: params.name, runner: Box::new(runner), permits: turns.clone() });
         }
         Ok(workers)
     }

@@ -1,6 +1,6 @@
 use parking_lot::{Condvar, Mutex};
 
-/// How many workers may compute at once on one set of cores, in order of asking.
+/// How many workers may use one device at once, in order of asking.
 ///
 /// ggml's threads spin at every barrier: more of them than cores is a collapse, not a slowdown. Workers on the same
 /// cores share one `Permits`, so the threads that run together never pass the cores.

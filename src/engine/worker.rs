@@ -108,7 +108,7 @@ fn run_worker(
         if scheduler.is_idle() {
             match inbox.recv() {
                 Ok(message) => scheduler.take(message),
-                Err(_) => return,
+                Err(_) => break,
             }
         }
         while let Ok(message) = inbox.try_recv() {
@@ -123,4 +123,8 @@ fn run_worker(
         }
         shared.deliver(source, &mut events);
     }
+    // Giving a context back is a call to its device too.
+    let turns = worker.permits.take();
+    let _permit = turns.as_deref().map(Permits::acquire);
+    drop(worker);
 }
