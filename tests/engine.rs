@@ -11,7 +11,7 @@ use std::{
 
 use eldr::{
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
-    route::{Decision, Reason, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::LeastLoaded,
     schedule::{DispatchLimits, FakeModel, FakeRunner, Fault},
     types::{FinishReason, Request, SamplingParams, Token},
 };
@@ -38,28 +38,6 @@ impl Tokenizer for Letters {
     }
 }
 
-struct Shortest;
-
-impl RoutePolicy for Shortest {
-    fn name(&self) -> &'static str {
-        "shortest"
-    }
-
-    fn select(&mut self, _: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
-        let healthy = workers.iter().any(|w| w.healthy);
-        let full = if healthy { RouteError::AllFull } else { RouteError::NoWorker };
-        let worker = workers.iter().filter(|w| w.eligible()).min_by_key(|w| w.n_inflight).ok_or(full)?;
-        Ok(Decision {
-            worker: worker.id,
-            reason: Reason::Load,
-            similarity: None,
-            best_similarity: None,
-            band: 1,
-            n_inflight: worker.n_inflight,
-        })
-    }
-}
-
 fn engine_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> Engine {
     let permits = Arc::new(Permits::new(2));
     let worker = |name: String, faults: Vec<Fault>| EngineWorker {
@@ -71,7 +49,7 @@ fn engine_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> E
         prefill: vec![worker("prefill 0".to_owned(), Vec::new())],
         decode: faults.iter().enumerate().map(|(i, f)| worker(format!("decode {i}"), f.clone())).collect(),
         tokenizer: Arc::new(Letters),
-        policy: Box::new(Shortest),
+        policy: Box::new(LeastLoaded),
         calibration: None,
         limits,
         chunk: 16,
@@ -221,7 +199,7 @@ fn workers_that_can_not_exchange_sequences_are_refused() {
         prefill,
         decode,
         tokenizer: Arc::new(Letters),
-        policy: Box::new(Shortest),
+        policy: Box::new(LeastLoaded),
         calibration: None,
         limits: DispatchLimits::default(),
         chunk: 16,

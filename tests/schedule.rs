@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use eldr::{
     rng::Rng,
-    route::{Decision, Reason, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::LeastLoaded,
     schedule::{
         Command, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Outcome, PrefillWorker,
         Source, WorkerEvent,
@@ -17,30 +17,6 @@ use proptest::prelude::*;
 
 const MODEL: FakeModel = FakeModel { n_vocab: 23, n_layer: 3, n_expert: 8, n_expert_used: 2 };
 const CHUNK: u32 = 8;
-
-/// Least loaded; the real policies have tests of their own.
-struct Shortest;
-
-impl RoutePolicy for Shortest {
-    fn name(&self) -> &'static str {
-        "shortest"
-    }
-
-    fn select(&mut self, _: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
-        if workers.iter().all(|w| !w.healthy) {
-            return Err(RouteError::NoWorker);
-        }
-        let worker = workers.iter().filter(|w| w.eligible()).min_by_key(|w| w.n_inflight).ok_or(RouteError::AllFull)?;
-        Ok(Decision {
-            worker: worker.id,
-            reason: Reason::Load,
-            similarity: None,
-            best_similarity: None,
-            band: 1,
-            n_inflight: worker.n_inflight,
-        })
-    }
-}
 
 struct World {
     dispatcher: Dispatcher,
@@ -63,7 +39,7 @@ impl World {
             (DecodeWorker::new(runner_info(&runner), CHUNK, &[0]), runner)
         });
         Self {
-            dispatcher: Dispatcher::new(n_prefill, slots, Box::new(Shortest), None, limits),
+            dispatcher: Dispatcher::new(n_prefill, slots, Box::new(LeastLoaded), None, limits),
             prefill: prefill.collect(),
             decode: decode.collect(),
             commands: Vec::new(),

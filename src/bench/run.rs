@@ -18,16 +18,14 @@ use crate::{
     },
     calibrate::Calibration,
     engine::{
-        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, devices, threads_alone, versions,
+        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, devices,
+        threads_alone, versions,
     },
     metrics::RunSummary,
     route::PolicyKind,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
 };
-
-/// Prompts a virtual prefill worker has open at once: the engine's number.
-const N_PREFILL_PARALLEL: u32 = 4;
 
 /// A mean batch below this has no company to route for.
 const FEW: f64 = 2.0;

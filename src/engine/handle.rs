@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Prompts one prefill worker has open at once.
-const N_PREFILL_PARALLEL: u32 = 4;
+pub const N_PREFILL_PARALLEL: u32 = 4;
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
 pub struct EngineParts {

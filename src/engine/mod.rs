@@ -29,7 +29,7 @@ mod worker;
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
 pub use error::EngineError;
-pub use handle::{Engine, EngineParts, EngineWorker};
+pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
 pub use inflate::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
 #[cfg(feature = "llama")]
