@@ -10,7 +10,7 @@ use std::{
 const MAX_LINES: usize = 500;
 
 const BASE: &[&str] = &["types", "rng"];
-const POLICY: &[&str] = &["signature", "kv", "calibrate", "route", "schedule", "metrics", "sim"];
+const POLICY: &[&str] = &["signature", "kv", "calibrate", "route", "schedule", "metrics", "sim", "trace", "refit"];
 const FFI: &[&str] = &["llama"];
 const ENGINE: &[&str] = &["engine"];
 const FRONTS: &[&str] = &["server", "cli", "bench", "capi", "gateway"];

@@ -4,7 +4,7 @@
 
 use ndarray::{ArrayView2, ArrayView3, s};
 
-use crate::{signature::ExpertCounts, types::MoeShape};
+use crate::{signature::ExpertCounts, trace::Trace, types::MoeShape};
 
 /// Recorded requests: whose prompts picked which experts, and which experts their outputs picked then.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +32,17 @@ impl CalibrationInput {
             prefill: Vec::new(),
             decode: Vec::new(),
         }
+    }
+
+    /// The requests at positions `which` of a trace, in that order.
+    pub fn of_trace(trace: &Trace, which: impl IntoIterator<Item = usize>) -> Self {
+        let mut input = Self::new(trace.header.shape.clone(), trace.header.fingerprint.clone());
+        for at in which {
+            let request = &trace.requests[at];
+            let (prefill, decode) = (request.prefill_counts(&trace.header), request.decode_counts(&trace.header));
+            input.push(request.id.clone(), request.domain.clone(), &prefill, &decode);
+        }
+        input
     }
 
     /// Adds a request. `prefill` has a row for each usable layer, `decode` one for every MoE layer. The label (its

@@ -24,6 +24,12 @@ impl ExpertCounts {
         Self::new(&shape.usable(), shape.n_expert)
     }
 
+    /// Counts already summed: the rows of `layers`, one after another, for `n_tokens` tokens.
+    pub fn from_rows(layers: &[u32], n_expert: u32, n_tokens: u32, counts: Vec<u32>) -> Self {
+        assert_eq!(counts.len(), layers.len() * n_expert as usize, "a row of E counts for each layer");
+        Self { n_tokens, counts, ..Self::new(layers, n_expert) }
+    }
+
     /// Experts a layer (E).
     pub fn n_expert(&self) -> u32 {
         self.n_expert
