@@ -1,8 +1,4 @@
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -102,7 +98,7 @@ impl ModelRunner for MemoRunner {
         }
         self.catch_up(slot)?;
         let mut chunk_counts = counts.as_ref().map(|counts| ExpertCounts::new(counts.layers(), counts.n_expert()));
-        let start = Instant::now();
+        let start = self.probe.stopwatch().start();
         let next = self.runner.prefill(slot, tokens, pos, last, chunk_counts.as_mut())?;
         let took = start.elapsed();
         if let (Some(counts), Some(chunk)) = (counts, &chunk_counts) {
@@ -129,7 +125,7 @@ impl ModelRunner for MemoRunner {
             return Ok(SeqState { n_tokens: state.n_tokens, bytes: Arc::from(&*state.bytes) });
         }
         self.catch_up(slot)?;
-        let start = Instant::now();
+        let start = self.probe.stopwatch().start();
         let state = self.runner.export(slot)?;
         let took = start.elapsed();
         if let Some(chunk) = self.memo.0.lock().get_mut(&key) {

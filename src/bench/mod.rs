@@ -13,6 +13,7 @@ mod report;
 mod request;
 #[cfg(feature = "llama")]
 mod run;
+mod stopwatch;
 pub mod table;
 mod timeline;
 mod virtual_clock;
@@ -28,5 +29,6 @@ pub use report::{BenchReport, CalibrationInfo, Change, Clock, ModelInfo, REPORT_
 pub use request::BenchRequest;
 #[cfg(feature = "llama")]
 pub use run::{BenchParams, Progress, run};
+pub use stopwatch::{Running, Stopwatch};
 pub use timeline::Timeline;
 pub use virtual_clock::{Durations, VirtualRun, Worker};

@@ -7,6 +7,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    bench::Stopwatch,
     route::{Decision, RouteError, RoutePolicy, RouteRequest, WorkerView},
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
     signature::ExpertCounts,
@@ -18,6 +19,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Probe {
     started: Instant,
+    stopwatch: Stopwatch,
     log: Arc<Mutex<Log>>,
 }
 
@@ -52,9 +54,14 @@ pub struct BatchSeen {
 }
 
 impl Probe {
-    /// A probe whose times start at `started`.
-    pub fn new(started: Instant) -> Self {
-        Self { started, log: Arc::default() }
+    /// A probe whose times start at `started`, and that times calls with `stopwatch`.
+    pub fn new(started: Instant, stopwatch: Stopwatch) -> Self {
+        Self { started, stopwatch, log: Arc::default() }
+    }
+
+    /// What calls are timed with.
+    pub fn stopwatch(&self) -> Stopwatch {
+        self.stopwatch
     }
 
     /// Everything seen since the last call.
@@ -118,7 +125,7 @@ impl ModelRunner for WatchedRunner {
 
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
         let replayed = self.probe.log.lock().replayed;
-        let start = Instant::now();
+        let start = self.probe.stopwatch.start();
         let state = self.runner.export(slot)?;
         let took = start.elapsed() + self.probe.log.lock().replayed.saturating_sub(replayed);
         self.probe.log.lock().exports.insert(state.bytes.as_ptr().addr(), took);
@@ -126,7 +133,7 @@ impl ModelRunner for WatchedRunner {
     }
 
     fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
-        let start = Instant::now();
+        let start = self.probe.stopwatch.start();
         self.runner.import(slot, state)?;
         let took = start.elapsed();
         let mut log = self.probe.log.lock();
@@ -155,7 +162,7 @@ impl RoutePolicy for WatchedPolicy {
     }
 
     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
-        let start = Instant::now();
+        let start = self.probe.stopwatch.start();
         let decision = self.policy.select(request, workers)?;
         let took = start.elapsed();
         let mut log = self.probe.log.lock();

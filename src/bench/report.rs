@@ -102,7 +102,7 @@ pub struct Change {
     pub tpot_p50: Option<f64>,
     /// 99th percentile of the time per output token.
     pub tpot_p99: Option<f64>,
-    /// Mean distinct experts a layer a step.
+    /// Distinct experts a layer read for each token.
     pub experts: Option<f64>,
 }
 
@@ -116,7 +116,7 @@ impl BenchReport {
     pub fn changes(&self) -> Vec<Change> {
         let tpot_p50 = |run: &RunSummary| run.tpot_ms.map(|tpot| tpot.p50);
         let tpot_p99 = |run: &RunSummary| run.tpot_ms.map(|tpot| tpot.p99);
-        let experts = |run: &RunSummary| run.experts_distinct.map(|experts| experts.mean);
+        let experts = |run: &RunSummary| run.experts_per_token;
         let best = (self.lowest(tpot_p50), self.lowest(tpot_p99), self.lowest(experts));
         self.runs
             .iter()
@@ -186,6 +186,7 @@ pub(super) mod tests {
             tpot_ms: Some(summary(tpot_p50, tpot_p99, tpot_p50 * 1.0625)),
             itl_ms: Some(summary(tpot_p50, tpot_p99 * 1.25, tpot_p50 * 1.0625)),
             experts_distinct: Some(summary(experts, experts * 1.25, experts)),
+            experts_per_token: Some(experts / 16.0),
             batch: Some(summary(16.0, 20.0, 15.5)),
             band: Some(summary(2.0, 4.0, 2.25)),
             route_us: Some(summary(8.5, 12.0, 8.75)),
@@ -282,6 +283,7 @@ pub(super) mod tests {
     fn without_a_load_balancer_or_a_measurement_there_is_no_change() {
         let mut report = sample();
         report.runs[5].experts_distinct = None;
+        report.runs[5].experts_per_token = None;
         assert_eq!(report.changes()[5].experts, None);
         report.runs.drain(..4);
         assert!(!report.has_load_balancer());

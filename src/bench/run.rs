@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     bench::{
         BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Machine, ModelInfo, PickStore, PrefillMemo,
-        Probe, REPORT_VERSION, Timeline,
+        Probe, REPORT_VERSION, Stopwatch, Timeline,
         real_clock::run_real,
         virtual_clock::{Durations, VirtualRun, Worker},
         workload::{self, Arrivals, WorkloadItem},
@@ -160,7 +160,7 @@ impl Bench<'_> {
     fn prefill_all(&mut self) -> Result<(), BenchError> {
         let Some(&policy) = self.params.policies.first() else { return Ok(()) };
         self.config.policy = policy;
-        let probe = Probe::new(Instant::now());
+        let probe = Probe::new(Instant::now(), self.stopwatch());
         let mut parts = self.parts(false, &probe)?;
         let mut runner = self.memo.wrap(&probe, parts.prefill.swap_remove(0).runner);
         let eog = parts.tokenizer.end_tokens();
@@ -186,7 +186,7 @@ impl Bench<'_> {
         durations: Durations,
         progress: &mut dyn FnMut(usize),
     ) -> Result<(Timeline, Vec<Duration>), BenchError> {
-        let probe = Probe::new(Instant::now());
+        let probe = Probe::new(Instant::now(), self.stopwatch());
         let parts = self.parts(picks.is_some(), &probe)?;
         let eog = parts.tokenizer.end_tokens().to_vec();
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
@@ -204,9 +204,14 @@ impl Bench<'_> {
         run.run(&self.requests, self.params.concurrency, progress)
     }
 
+    /// For the virtual clock, which runs one step at a time in this thread.
+    fn stopwatch(&self) -> Stopwatch {
+        if self.model.computes_in_the_callers_thread() { Stopwatch::Thread } else { Stopwatch::Wall }
+    }
+
     fn run_engine(&self, tap: bool, progress: &mut dyn FnMut(usize)) -> Result<Timeline, BenchError> {
         let started = Instant::now();
-        let probe = Probe::new(started);
+        let probe = Probe::new(started, Stopwatch::Wall);
         let engine = Engine::start(self.parts(tap, &probe)?)?;
         run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)
     }
@@ -247,6 +252,13 @@ impl Bench<'_> {
                  advance on a virtual clock. Prefill steps were computed and timed once, first, and replayed under every policy."
                     .to_owned(),
             );
+            if self.stopwatch() == Stopwatch::Thread {
+                notes.push(
+                    "Steps run on one CPU thread and were timed by its CPU time, which other programs on the machine do \
+                     not lengthen."
+                        .to_owned(),
+                );
+            }
         }
         if inflated {
             notes.push(

@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 
 use crate::{bench::BenchReport, metrics::RunSummary};
 
-const HEADER: [&str; 12] = [
-    "policy", "TTFT p50", "p99", "TPOT p50", "p99", "experts", "batch", "route us", "outputs", "TPOT p50", "p99",
-    "experts",
+const HEADER: [&str; 13] = [
+    "policy", "TTFT p50", "p99", "TPOT p50", "p99", "experts", "batch", "reads", "route us", "outputs", "TPOT p50",
+    "p99", "reads",
 ];
 /// Columns before the changes.
-const N_MEASURED: usize = 9;
+const N_MEASURED: usize = 10;
 
 /// The report's runs as a table, a legend and the report's notes; ASCII, lines end with a line feed.
 ///
@@ -30,6 +30,7 @@ pub fn table(report: &BenchReport) -> String {
             tpot.1,
             number(run.experts_distinct.map(|experts| experts.mean), 2),
             number(run.batch.map(|batch| batch.mean), 1),
+            number(run.experts_per_token, 3),
             number(run.route_us.map(|us| us.p50), 1),
             outputs(report, run).to_owned(),
             tpot_p50,
@@ -61,8 +62,9 @@ pub fn table(report: &BenchReport) -> String {
 /// What the columns mean, what failed, and the report's notes.
 fn legend(report: &BenchReport) -> String {
     let mut text = String::from(
-        "\nTTFT and TPOT in ms. experts: distinct experts a layer a step. batch: mean sequences a step. route us: median \
-         decision.\nA smaller batch picks fewer experts by itself: compare experts where batches are alike.\noutputs: equal to the first row's, token for token.\n",
+        "\nTTFT and TPOT in ms. experts: distinct experts a layer a step. batch: mean sequences a step. reads: \
+         all experts read over all tokens, a layer;\nsmall batches pick fewer experts by themselves, but read more for a \
+         token. route us: median decision. outputs: equal to the first row's, token for token.\n",
     );
     if report.has_load_balancer() {
         text.push_str("change: each number against the lowest that any load balancer reached for it.\n");
@@ -119,6 +121,7 @@ mod tests {
                 "27.00",
                 "27.38",
                 "15.5",
+                "1.711",
                 "8.5",
                 "yes",
                 "-20.0%",
@@ -126,7 +129,7 @@ mod tests {
                 "-25.0%"
             ]
         );
-        assert_eq!(cells(lines[3])[8], "no");
+        assert_eq!(cells(lines[3])[9], "no");
         assert!(lines[1..8].iter().all(|line| line.len() == lines[1].len()), "{text}");
         let bar = lines[0].find('|');
         assert!(lines[2..8].iter().all(|line| line.find('|') == bar), "{text}");
@@ -141,7 +144,7 @@ mod tests {
         report.runs[1].failed = 3;
         let text = table(&report);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(cells(lines[0]).len(), 12, "no columns of changes: {text}");
+        assert_eq!(cells(lines[0]).len(), 13, "no columns of changes: {text}");
         assert_eq!(cells(lines[1])[3..5], ["-", "-"]);
         assert!(text.contains("locality_band: 3 of 403 requests failed.") && !text.contains("load balancer"), "{text}");
     }

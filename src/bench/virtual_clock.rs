@@ -2,7 +2,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
@@ -197,7 +197,7 @@ impl<'a> VirtualRun<'a> {
             if !worker.busy && !worker.scheduler.is_idle() {
                 worker.busy = true;
                 let mut events = Vec::new();
-                let start = Instant::now();
+                let start = self.probe.stopwatch().start();
                 worker.scheduler.step(worker.runner.as_mut(), &mut events);
                 self.started(Source::Prefill(WorkerId(index as u32)), events, start.elapsed())?;
             }
@@ -207,7 +207,7 @@ impl<'a> VirtualRun<'a> {
             if !worker.busy && !worker.scheduler.is_idle() {
                 worker.busy = true;
                 let mut events = Vec::new();
-                let start = Instant::now();
+                let start = self.probe.stopwatch().start();
                 let step = worker.scheduler.step(worker.runner.as_mut(), &mut events);
                 let took = start.elapsed();
                 let mut members = Vec::with_capacity(step.requests.len());

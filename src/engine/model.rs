@@ -69,6 +69,11 @@ impl LoadedModel {
         Ok(Self { copies, best, threads })
     }
 
+    /// Whether every worker computes in the thread that calls it: one thread each, on the CPU.
+    pub fn computes_in_the_callers_thread(&self) -> bool {
+        self.threads.n_threads == 1 && self.copies.iter().all(|copy| copy.device.kind() == DeviceKind::Cpu)
+    }
+
     /// Size and shape.
     pub fn facts(&self) -> &ModelFacts {
         self.model().facts()

@@ -29,6 +29,8 @@ pub struct RunMetrics {
     itl_ms: Vec<f64>,
     batch: Vec<f64>,
     experts_distinct: Vec<f64>,
+    /// Distinct experts a layer, and sequences, summed over the counted steps.
+    experts_read: (f64, u64),
     band: Vec<f64>,
     route_us: Vec<f64>,
     handoff_ms: Vec<f64>,
@@ -59,6 +61,10 @@ pub struct RunSummary {
     pub itl_ms: Option<Summary>,
     /// Distinct experts a layer, one sample a decode step: the mean over its layers.
     pub experts_distinct: Option<Summary>,
+    /// Distinct experts a layer that were read for each generated token: all of them over all tokens of the counted
+    /// steps. Unlike the mean a step it does not favour a policy whose steps are many and small.
+    #[serde(default)]
+    pub experts_per_token: Option<f64>,
     /// Sequences in a batch, one sample a decode step.
     pub batch: Option<Summary>,
     /// Workers the policy chose between at the end, one sample a decision.
@@ -115,7 +121,10 @@ impl RunMetrics {
         self.batch.push(f64::from(step.n_batch));
         if !step.n_distinct.is_empty() {
             let sum: u64 = step.n_distinct.iter().map(|&n| u64::from(n)).sum();
-            self.experts_distinct.push(sum as f64 / step.n_distinct.len() as f64);
+            let mean = sum as f64 / step.n_distinct.len() as f64;
+            self.experts_distinct.push(mean);
+            self.experts_read.0 += mean;
+            self.experts_read.1 += u64::from(step.n_batch);
         }
     }
 
@@ -130,6 +139,7 @@ impl RunMetrics {
             tpot_ms: Summary::of(&mut self.tpot_ms),
             itl_ms: Summary::of(&mut self.itl_ms),
             experts_distinct: Summary::of(&mut self.experts_distinct),
+            experts_per_token: (self.experts_read.1 > 0).then(|| self.experts_read.0 / self.experts_read.1 as f64),
             batch: Summary::of(&mut self.batch),
             band: Summary::of(&mut self.band),
             route_us: Summary::of(&mut self.route_us),
@@ -181,6 +191,8 @@ mod tests {
         assert_eq!(run.tpot_ms, all(750.0));
         assert_eq!(run.itl_ms, Some(Summary { p50: 500.0, p99: 1000.0, mean: 750.0 }));
         assert_eq!(run.experts_distinct, Some(Summary { p50: 4.0, p99: 11.0, mean: 7.5 }));
+        // 4 experts for one token and 11 for three.
+        assert_eq!(run.experts_per_token, Some(3.75));
         assert_eq!(run.batch, Some(Summary { p50: 3.0, p99: 5.0, mean: 3.0 }));
         assert_eq!((run.band, run.handoff_ms), (all(3.0), all(2.0)));
         assert!(run.route_us.is_some_and(|us| (us.p50 - 8.0).abs() < 1e-9));
@@ -193,7 +205,17 @@ mod tests {
     fn what_was_not_sampled_is_null() {
         let run = RunMetrics::new(1).summarise(PolicyKind::Random, String::new());
         let json = serde_json::to_value(&run).expect("json");
-        for name in ["ttft_ms", "tpot_ms", "itl_ms", "experts_distinct", "batch", "band", "route_us", "handoff_ms"] {
+        for name in [
+            "ttft_ms",
+            "tpot_ms",
+            "itl_ms",
+            "experts_distinct",
+            "experts_per_token",
+            "batch",
+            "band",
+            "route_us",
+            "handoff_ms",
+        ] {
             assert!(json[name].is_null(), "{name}: {}", json[name]);
         }
         assert_eq!(json["output_tokens_per_s"], 0.0);
