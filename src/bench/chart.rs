@@ -101,7 +101,7 @@ fn latency_panel(report: &BenchReport) -> Panel<'_> {
 
 fn experts_panel(report: &BenchReport) -> Panel<'_> {
     let rows = report.runs.iter().zip(report.changes()).map(|(run, change)| {
-        (run.policy.as_str(), vec![Bar { value: run.experts_per_token, change: change.experts, colour: GREEN }])
+        (run.policy.as_str(), vec![Bar { value: run.experts_per_token, change: change.reads, colour: GREEN }])
     });
     Panel { heading: "Experts a layer read for each token", unit: "", legend: &[("mean", GREEN)], rows: rows.collect() }
 }

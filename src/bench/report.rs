@@ -102,8 +102,10 @@ pub struct Change {
     pub tpot_p50: Option<f64>,
     /// 99th percentile of the time per output token.
     pub tpot_p99: Option<f64>,
-    /// Distinct experts a layer read for each token.
+    /// Mean distinct experts a layer a step.
     pub experts: Option<f64>,
+    /// Distinct experts a layer read for each token.
+    pub reads: Option<f64>,
 }
 
 impl BenchReport {
@@ -116,14 +118,15 @@ impl BenchReport {
     pub fn changes(&self) -> Vec<Change> {
         let tpot_p50 = |run: &RunSummary| run.tpot_ms.map(|tpot| tpot.p50);
         let tpot_p99 = |run: &RunSummary| run.tpot_ms.map(|tpot| tpot.p99);
-        let experts = |run: &RunSummary| run.experts_per_token;
-        let best = (self.lowest(tpot_p50), self.lowest(tpot_p99), self.lowest(experts));
+        let experts = |run: &RunSummary| run.experts_distinct.map(|experts| experts.mean);
+        let reads = |run: &RunSummary| run.experts_per_token;
         self.runs
             .iter()
             .map(|run| Change {
-                tpot_p50: relative(tpot_p50(run), best.0),
-                tpot_p99: relative(tpot_p99(run), best.1),
-                experts: relative(experts(run), best.2),
+                tpot_p50: relative(tpot_p50(run), self.lowest(tpot_p50)),
+                tpot_p99: relative(tpot_p99(run), self.lowest(tpot_p99)),
+                experts: relative(experts(run), self.lowest(experts)),
+                reads: relative(reads(run), self.lowest(reads)),
             })
             .collect()
     }
@@ -284,7 +287,7 @@ pub(super) mod tests {
         let mut report = sample();
         report.runs[5].experts_distinct = None;
         report.runs[5].experts_per_token = None;
-        assert_eq!(report.changes()[5].experts, None);
+        assert_eq!((report.changes()[5].experts, report.changes()[5].reads), (None, None));
         report.runs.drain(..4);
         assert!(!report.has_load_balancer());
         assert_eq!(report.changes(), [Change::default(); 2]);

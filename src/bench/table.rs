@@ -6,23 +6,23 @@ use std::fmt::Write as _;
 
 use crate::{bench::BenchReport, metrics::RunSummary};
 
-const HEADER: [&str; 13] = [
+const HEADER: [&str; 14] = [
     "policy", "TTFT p50", "p99", "TPOT p50", "p99", "experts", "batch", "reads", "route us", "outputs", "TPOT p50",
-    "p99", "reads",
+    "p99", "experts", "reads",
 ];
 /// Columns before the changes.
 const N_MEASURED: usize = 10;
 
 /// The report's runs as a table, a legend and the report's notes; ASCII, lines end with a line feed.
 ///
-/// The last three columns are the change against the best load balancer; they are left out if none ran.
+/// The last four columns are the change against the best load balancer; they are left out if none ran.
 pub fn table(report: &BenchReport) -> String {
     let n_columns = if report.has_load_balancer() { HEADER.len() } else { N_MEASURED };
-    let mut rows = vec![HEADER.map(str::to_owned)];
+    let mut rows = vec![HEADER.map(str::to_owned).to_vec()];
     rows.extend(report.runs.iter().zip(report.changes()).map(|(run, change)| {
-        let [tpot_p50, tpot_p99, experts] = [change.tpot_p50, change.tpot_p99, change.experts].map(percent);
+        let changes = [change.tpot_p50, change.tpot_p99, change.experts, change.reads].map(percent);
         let [ttft, tpot] = [run.ttft_ms, run.tpot_ms].map(|times| (ms(times.map(|t| t.p50)), ms(times.map(|t| t.p99))));
-        [
+        let measured = [
             run.policy.clone(),
             ttft.0,
             ttft.1,
@@ -33,10 +33,8 @@ pub fn table(report: &BenchReport) -> String {
             number(run.experts_per_token, 3),
             number(run.route_us.map(|us| us.p50), 1),
             outputs(report, run).to_owned(),
-            tpot_p50,
-            tpot_p99,
-            experts,
-        ]
+        ];
+        measured.into_iter().chain(changes).collect::<Vec<_>>()
     }));
     let widths: Vec<usize> =
         (0..n_columns).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
@@ -126,6 +124,7 @@ mod tests {
                 "yes",
                 "-20.0%",
                 "-10.0%",
+                "-25.0%",
                 "-25.0%"
             ]
         );
