@@ -244,7 +244,7 @@ impl Bench<'_> {
         let shape = self.model.moe_shape();
         let size = |f: fn(&crate::types::MoeShape) -> u32| shape.map_or(0, f);
         let path = &self.params.model;
-        let inflated = self.model.metadata().iter().any(|(key, _)| key == "eldr.inflate.factor");
+        let inflated = self.model.is_inflated();
         let mut notes = Vec::new();
         if self.params.clock == Clock::Virtual {
             notes.push(

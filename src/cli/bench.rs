@@ -117,6 +117,7 @@ impl BenchArgs {
         let params = self.params()?;
         self.check_outputs(&params.model)?;
         self.model.add_rpc()?;
+        progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
         let report = measure(&params)?;
         output.text(&table::table(&report))?;
         output.json(&report)?;
@@ -195,6 +196,11 @@ impl BenchArgs {
     /// The file the report is written to, if it is one.
     fn json_file(&self) -> Option<&Path> {
         self.json.as_deref().filter(|_| !self.json_to_stdout())
+    }
+
+    /// The files it writes.
+    pub fn outputs(&self) -> Vec<&Path> {
+        self.json_file().into_iter().chain(self.svg.as_deref()).collect()
     }
 
     /// Refuses outputs before the bench rather than after it.

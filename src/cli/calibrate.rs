@@ -40,7 +40,7 @@ pub struct CalibrateArgs {
     workers: u32,
     /// Calibration file to write
     #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    pub output: PathBuf,
     /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
@@ -87,6 +87,7 @@ impl CalibrateArgs {
         let (path, loaded) = self.model.load(&config)?;
         let prompts = self.tokenize(items, &loaded)?;
 
+        progress::end_on_interrupt("no calibration was written; fewer --requests or a lower -n end sooner");
         let started = Instant::now();
         let bar = progress::bar(prompts.len() as u64, "recording");
         let input = record(&loaded, &config, &prompts, &mut |n_done| bar.set_position(n_done as u64))?;

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{
     error::CliError,
     model::shipped_or,
-    output::Output,
+    output::{Output, complain},
     progress,
     size::{self, show},
 };
@@ -26,7 +26,7 @@ pub struct InflateArgs {
     model: Option<PathBuf>,
     /// GGUF file to write
     #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    pub output: PathBuf,
     /// Times the experts' hidden dimension grows
     #[arg(long, value_name = "N")]
     factor: Option<f64>,
@@ -79,6 +79,7 @@ impl InflateArgs {
         let installed = ctrlc::set_handler(move || {
             // There is none before the first and after the last byte.
             let _ = fs::remove_file(&partial);
+            complain("eldr: interrupted: no model was written");
             process::exit(1);
         });
         if let Err(error) = installed {

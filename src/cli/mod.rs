@@ -24,12 +24,13 @@ use std::{
     ffi::OsString,
     io::Write as _,
     panic::{self, AssertUnwindSafe},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
+use eldr::engine::check_output;
 use log::LevelFilter;
 use serde_json::json;
 
@@ -99,6 +100,14 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         let Some(cli) = parse(&args)? else { return Ok(()) };
         start_log(cli.verbose);
         wants_json = cli.verb.json();
+        for name in settings::unknown(env::vars_os().map(|(name, _)| name)) {
+            log::warn!("{name} is set, but there is no such setting; see `eldr --help` for how they are named");
+        }
+        if let Some(config) = &cli.config {
+            for output in cli.verb.outputs() {
+                check_output(output, &[config]).map_err(CliError::usage)?;
+            }
+        }
         cli.verb.run()
     }));
     let result = result.unwrap_or_else(|panic| Err(internal(panic.as_ref())));
@@ -211,6 +220,16 @@ impl Verb {
             Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
             Self::Completions { json, .. } => *json,
+        }
+    }
+
+    /// The files it writes.
+    fn outputs(&self) -> Vec<&Path> {
+        match self {
+            Self::Calibrate(args) => vec![&args.output],
+            Self::Bench(args) => args.outputs(),
+            Self::Inflate(args) => vec![&args.output],
+            Self::Run(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
         }
     }
 

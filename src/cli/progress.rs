@@ -1,10 +1,23 @@
-//! How far a long job is, on a terminal only.
+//! How far a long job is, on a terminal only, and how it ends when it is interrupted.
 //!
-//! Never writes to standard output, and nothing at all where standard error is no terminal.
+//! Never writes to standard output.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, process};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::output::complain;
+
+/// Ctrl-C ends the program with this sentence, exit code 1.
+pub fn end_on_interrupt(sentence: &'static str) {
+    let installed = ctrlc::set_handler(move || {
+        complain(&format!("eldr: interrupted: {sentence}"));
+        process::exit(1);
+    });
+    if let Err(error) = installed {
+        log::warn!("Ctrl-C will end without a word: {error}");
+    }
+}
 
 /// A bar for `n` pieces of `what`. It vanishes when it is dropped or finished.
 pub fn bar(n: u64, what: impl Into<Cow<'static, str>>) -> ProgressBar {

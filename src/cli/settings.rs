@@ -24,6 +24,14 @@ pub fn names(command: &Command) -> Vec<String> {
     names_of(command.get_arguments().chain(verbs))
 }
 
+/// Those of the environment's variables that are named as settings are and are none.
+pub fn unknown(variables: impl Iterator<Item = OsString>) -> Vec<String> {
+    let mut known: Vec<String> = names(&super::command()).iter().map(|name| env_name(name)).collect();
+    known.push(env_name("config"));
+    let ours = variables.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("ELDR_"));
+    ours.filter(|name| !known.contains(name)).collect()
+}
+
 fn names_of<'a>(args: impl Iterator<Item = &'a Arg>) -> Vec<String> {
     let all = args.filter_map(|arg| Some([vec![setting_name(arg)?], aliases(arg)].concat())).flatten();
     let mut names: Vec<String> = all.map(str::to_owned).collect();

@@ -9,7 +9,7 @@ use std::{
 
 use super::{OutputError, check_output};
 use crate::llama::{
-    Backend,
+    Backend, INFLATED_OF, LlamaError, fingerprint,
     gguf_file::{GgufError, GgufFile, GgufWriter, Sink, TensorInfo},
 };
 
@@ -40,6 +40,9 @@ pub enum InflateError {
     /// The input cannot be read or the output cannot be written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The input's header contradicts itself.
+    #[error(transparent)]
+    Model(#[from] LlamaError),
     /// No experts.
     #[error("{} is a dense model: it has no experts to inflate; choose a mixture-of-experts model", .0.display())]
     Dense(PathBuf),
@@ -159,6 +162,8 @@ pub fn inflate_partial(output: &Path) -> Result<PathBuf, InflateError> {
 
 /// The tensors that have the expert width, and where in them it is.
 struct Experts {
+    /// Of the model: what was calibrated for it fits its inflated copies.
+    fingerprint: String,
     n_ff: u64,
     /// New widths are multiples of this.
     step: u64,
@@ -231,7 +236,7 @@ impl Experts {
             }
             _ => {}
         }
-        Ok(Self { n_ff, step, width_key, grown })
+        Ok(Self { fingerprint: fingerprint(file.path())?, n_ff, step, width_key, grown })
     }
 
     /// The new expert width: a multiple of the step, or the old one.
@@ -264,6 +269,7 @@ impl Experts {
         let mut writer = GgufWriter::new();
         writer.copy_metadata(file);
         writer.set(&self.width_key, width)?;
+        writer.set(INFLATED_OF, self.fingerprint.as_str())?;
         for tensor in file.tensors() {
             writer.add_tensor(&tensor.name, tensor.ttype, &self.grown_shape(tensor, n_ff))?;
         }

@@ -69,6 +69,11 @@ impl LoadedModel {
         Ok(Self { copies, best, threads })
     }
 
+    /// Whether zero rows were added to its experts: same outputs and picks, larger weights.
+    pub fn is_inflated(&self) -> bool {
+        self.model().is_inflated()
+    }
+
     /// Whether every worker computes in the thread that calls it: one thread each, on the CPU.
     pub fn computes_in_the_callers_thread(&self) -> bool {
         self.threads.n_threads == 1 && self.copies.iter().all(|copy| copy.device.kind() == DeviceKind::Cpu)

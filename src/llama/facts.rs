@@ -39,7 +39,8 @@ pub struct ModelFacts {
     pub moe: Option<MoeShape>,
     /// What an expert weighs; `None` for a dense model.
     pub experts: Option<ExpertBytes>,
-    /// SHA-256 over the architecture, the metadata that changes what the model computes, and the tensor table.
+    /// SHA-256 over the architecture, the metadata that changes what the model computes, and the tensor table; an inflated
+    /// model has that of its source.
     pub fingerprint: String,
 }
 

@@ -54,12 +54,20 @@ pub(super) struct Header {
 
 const LONGEST_KEPT: usize = 4096;
 
+/// The digest of the model an inflated one was made of, which computes the same.
+pub const INFLATED_OF: &str = "eldr.inflate.of";
+
+/// Equal for models that compute the same; see [`crate::llama::ModelFacts::fingerprint`].
+pub fn fingerprint(path: &Path) -> Result<String, LlamaError> {
+    Ok(Header::read(path)?.digest)
+}
+
 impl Header {
     /// Reads and checks the file at `path`, and the other parts of a split model beside it.
     ///
     /// The digest covers the architecture, every metadata key in order with its type and value, and every tensor's
     /// name, type and shape, sorted by name. It leaves out the descriptive `general.*` keys and `split.*`, so a renamed
-    /// or merged copy of a model has the same digest.
+    /// or merged copy of a model has the same digest. An inflated model has that of its source.
     pub fn read(path: &Path) -> Result<Self, LlamaError> {
         let mut digest = Sha256::new();
         let first = Part::open(path)?;
@@ -83,7 +91,10 @@ impl Header {
                 digest.update(n.to_le_bytes());
             }
         }
-        let digest = format!("{:x}", digest.finalize());
+        let digest = match values.get(INFLATED_OF) {
+            Some(Value::Text(source)) => source.clone(),
+            _ => format!("{:x}", digest.finalize()),
+        };
         Ok(Self { values, tensors, digest })
     }
 

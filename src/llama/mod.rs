@@ -34,6 +34,7 @@ pub use context::Context;
 pub use device::{Device, DeviceInfo, DeviceKind};
 pub use error::{DecodeError, DecodeFailure, LlamaError};
 pub use facts::{ExpertBytes, ModelFacts};
+pub use gguf::{INFLATED_OF, fingerprint};
 pub use model::{CpuMoe, Model, ModelParams};
 pub use params::{ContextParams, KvType};
 pub use sampler::Sampler;

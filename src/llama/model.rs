@@ -19,7 +19,7 @@ use super::{
     device::{Device, DeviceKind},
     error::LlamaError,
     facts::{self, KvWidth, ModelFacts},
-    gguf::{self, Header},
+    gguf::{self, Header, INFLATED_OF},
     guard, logging,
     params::KvType,
 };
@@ -147,6 +147,11 @@ impl Model {
     /// The GGUF metadata, by key; arrays by kind and length only.
     pub fn metadata(&self) -> Vec<(String, String)> {
         self.inner.header.values.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
+    }
+
+    /// Whether zero rows were added to its experts: same outputs and picks, larger weights.
+    pub fn is_inflated(&self) -> bool {
+        self.inner.header.values.contains_key(INFLATED_OF)
     }
 
     /// Bytes of keys and values a token keeps, an upper bound for sliding windows and recurrent layers.

@@ -7,14 +7,11 @@ use std::{env, path::Path, thread};
 use eldr::engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel, ThreadPlan};
 
 use super::findings::Findings;
-use crate::cli::{self, settings, size::show};
+use crate::cli::{settings, size::show};
 
 /// Variables that look like settings and are none.
 pub fn environment(findings: &mut Findings) {
-    let mut known: Vec<String> = settings::names(&cli::command()).iter().map(|name| settings::env_name(name)).collect();
-    known.push(settings::env_name("config"));
-    let given = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    for name in given.filter(|name| name.starts_with("ELDR_") && !known.contains(name)) {
+    for name in settings::unknown(env::vars_os().map(|(name, _)| name)) {
         findings.warn(format!("{name} is set, but there is no such setting"), "see `eldr run --help` for the names");
     }
 }
