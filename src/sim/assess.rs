@@ -1,29 +1,19 @@
-use std::sync::Arc;
-
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    calibrate::{Calibration, CalibrationInput, CalibrationParams, fit},
-    rng::mix,
-    route::{PolicyKind, PolicyParams},
+    calibrate::CalibrationParams,
+    route::PolicyKind,
     sim::{
-        Arrivals, BalancerPoint, Compared, CostShares, Fold, Order, ReplayMeans, ReplayParams, ReplayReport, ReplaySet,
-        SimError, StepCost, TAUS, TauCurve, TauPoint, Verdict, folds, replay,
+        BalancerPoint, Compared, Fold, ReplayMeans, ReplayReport, ReplaySet, SimError, StepCost, TAUS, TauCurve,
+        TauPoint, Verdict, folds,
+        trials::{Fitted, Routed, Trial, Trials},
     },
     trace::Trace,
 };
 
 /// The load balancers the band's width is measured against.
 const BALANCERS: [PolicyKind; 3] = [PolicyKind::RoundRobin, PolicyKind::LeastLoaded, PolicyKind::PowerOfTwo];
-/// Requests of a replay, for each that is in the system.
-const ROUNDS: usize = 8;
-/// Share of a replay's requests before the measurement: more than one round.
-const WARMUP: f64 = 0.2;
-/// A prefill, in mean steps.
-const PREFILL_STEPS: f64 = 10.0;
-/// The fewest requests in the system for each decode worker: with fewer, most batches have one sequence.
-const MIN_BATCH: usize = 2;
 
 /// How to choose the band's width and judge it. Everything but the fit has a default.
 #[derive(Debug, Clone)]
@@ -32,13 +22,15 @@ pub struct AssessParams {
     pub fit: CalibrationParams,
     /// Slots of each decode worker, as many entries as the fit has workers.
     pub n_slots: Vec<u32>,
-    /// Requests in the system; half the slots if not given. Never more than half of a fold's, so that what meets in a
-    /// batch varies; slots are then fewer in proportion.
+    /// Requests in the system, those in prefill included; half the slots if not given. Never more than half of a
+    /// fold's, so that what meets in a batch varies; slots are then fewer in proportion.
     pub concurrency: Option<usize>,
-    /// What a step costs; if not given, [`CostShares::default`] at round robin's mean step, which then takes 1.
+    /// What a step costs; if not given, [`crate::sim::CostShares::default`] at round robin's mean step, which then takes 1.
     pub cost: Option<StepCost>,
     /// Widths to compare, ascending.
     pub taus: Vec<f32>,
+    /// How far the 99th percentile of a width may lie above the balancers' least, as a share.
+    pub p99_slack: f64,
     /// Parts of the trace: one judges, one chooses, the others fit, in turn.
     pub n_folds: usize,
     /// Replays of each policy in each fold, which differ in the order of requests.
@@ -50,7 +42,7 @@ pub struct AssessParams {
 }
 
 impl AssessParams {
-    /// The defaults for a fit: 32 slots a worker, 4 folds, 4 seeds, 2% as threshold.
+    /// The defaults for a fit: 32 slots a worker, 4 folds, 4 seeds, a gain of 2% as threshold.
     pub fn new(fit: CalibrationParams) -> Self {
         Self {
             n_slots: vec![32; fit.n_workers],
@@ -58,6 +50,7 @@ impl AssessParams {
             concurrency: None,
             cost: None,
             taus: TAUS.to_vec(),
+            p99_slack: 0.01,
             n_folds: 4,
             n_seeds: 4,
             threshold: 0.02,
@@ -97,30 +90,30 @@ pub fn assess(trace: &Trace, params: &AssessParams) -> Result<Assessment, SimErr
     let set = ReplaySet::new(trace);
     let requests: Vec<usize> = (0..set.n_requests()).filter(|&index| set.n_steps(index) > 0).collect();
     let parts = folds(&requests, params.n_folds, params.seed)?;
-    let bench = Bench::new(&set, &requests, params)?;
-    let fitted: Vec<Fitted> = parts
-        .par_iter()
-        .enumerate()
-        .map(|(fold, parts)| Fitted::new(trace, parts, params).map_err(|source| SimError::Fit { fold, source }))
-        .collect::<Result<_, _>>()?;
+    let trials = Trials::new(&set, &requests, params)?;
+    let fit = |(fold, parts): (usize, &Fold)| {
+        Fitted::new(trace, &parts.fit, &params.fit).map_err(|source| SimError::Fit { fold, source })
+    };
+    let fitted: Vec<Fitted> = parts.par_iter().enumerate().map(fit).collect::<Result<_, _>>()?;
 
-    let on_choose: Vec<&[usize]> = parts.iter().map(|fold| fold.choose.as_slice()).collect();
     let bands = taus.iter().map(|&tau| Routed::Band(tau));
     let candidates: Vec<Routed> = BALANCERS.into_iter().map(Routed::Load).chain(bands).collect();
-    let jobs: Vec<Job<'_>> = (0..parts.len())
+    let trial = |fold: usize, requests, routed| Trial { requests, fitted: &fitted[fold], fold, routed };
+    let choosing: Vec<Trial<'_>> = (0..parts.len())
         .flat_map(|fold| candidates.iter().map(move |&routed| (fold, routed)))
-        .map(|(fold, routed)| Job { requests: on_choose[fold], fitted: &fitted[fold], fold, routed })
+        .map(|(fold, routed)| trial(fold, &parts[fold].choose, routed))
         .collect();
-    let chosen_on = bench.replay_all(&jobs, 0)?;
+    let chosen_on = trials.replay_all(&choosing, 0)?;
     let by_fold: Vec<&[Vec<ReplayReport>]> = chosen_on.chunks(candidates.len()).collect();
-    let taus_of_folds: Vec<f32> = by_fold.iter().map(|fold| curve(taus, &[fold]).tau).collect();
+    let taus_of_folds: Vec<f32> = by_fold.iter().map(|fold| curve(params, &[fold]).tau).collect();
 
-    let judging = |fold: usize| [Routed::Load(PolicyKind::LeastLoaded), Routed::Band(taus_of_folds[fold])];
-    let jobs: Vec<Job<'_>> = (0..parts.len())
-        .flat_map(|fold| judging(fold).map(|routed| (fold, routed)))
-        .map(|(fold, routed)| Job { requests: &parts[fold].judge, fitted: &fitted[fold], fold, routed })
+    let judging: Vec<Trial<'_>> = (0..parts.len())
+        .flat_map(|fold| {
+            let both = [Routed::Load(PolicyKind::LeastLoaded), Routed::Band(taus_of_folds[fold])];
+            both.map(|routed| trial(fold, &parts[fold].judge, routed))
+        })
         .collect();
-    let judged = bench.replay_all(&jobs, 1)?;
+    let judged = trials.replay_all(&judging, 1)?;
     let pairs: Vec<(ReplayMeans, ReplayMeans)> =
         judged.chunks(2).map(|pair| (ReplayMeans::of(&pair[0]), ReplayMeans::of(&pair[1]))).collect();
     let tpot_p50 = Compared::of(&pairs, |means| means.tpot_p50);
@@ -135,118 +128,111 @@ pub fn assess(trace: &Trace, params: &AssessParams) -> Result<Assessment, SimErr
         taus: taus_of_folds,
         n_requests: requests.len(),
         n_workers: params.fit.n_workers,
-        concurrency: bench.concurrency,
+        concurrency: trials.concurrency,
         n_seeds: params.n_seeds,
-        cost: bench.plan.cost,
+        cost: trials.plan.cost,
     };
-    Ok(Assessment { tau_curve: curve(taus, &by_fold), verdict })
+    Ok(Assessment { tau_curve: curve(params, &by_fold), verdict })
 }
 
 /// The curve over some folds, each of which has the balancers' and then the widths' replays.
-fn curve(taus: &[f32], folds: &[&[Vec<ReplayReport>]]) -> TauCurve {
+fn curve(params: &AssessParams, folds: &[&[Vec<ReplayReport>]]) -> TauCurve {
     let means = |candidate: usize| ReplayMeans::of(folds.iter().flat_map(|fold| &fold[candidate]));
     let balancer = |(at, kind): (usize, &PolicyKind)| BalancerPoint { policy: kind.to_string(), means: means(at) };
     let point = |(at, &tau): (usize, &f32)| TauPoint { tau, means: means(BALANCERS.len() + at) };
-    TauCurve::new(
-        taus.iter().enumerate().map(point).collect(),
-        BALANCERS.iter().enumerate().map(balancer).collect(),
-    )
+    let points = params.taus.iter().enumerate().map(point).collect();
+    TauCurve::new(points, BALANCERS.iter().enumerate().map(balancer).collect(), params.p99_slack)
 }
 
-struct Fitted {
-    calibration: Arc<Calibration>,
-    centroids: Arc<ndarray::Array2<f32>>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::planted::{Planted, Pools};
 
-impl Fitted {
-    fn new(trace: &Trace, fold: &Fold, params: &AssessParams) -> Result<Self, crate::calibrate::CalibrateError> {
-        let input = CalibrationInput::of_trace(trace, fold.fit.iter().copied());
-        let (calibration, _) = fit(&input, &params.fit)?;
-        Ok(Self { centroids: Arc::new(calibration.centroids.clone()), calibration: Arc::new(calibration) })
+    fn of(planted: &Planted) -> Assessment {
+        let params = AssessParams::new(CalibrationParams::new(planted.n_domains));
+        assess(&planted.trace(), &params).expect("enough requests")
     }
-}
 
-#[derive(Clone, Copy)]
-enum Routed {
-    Load(PolicyKind),
-    Band(f32),
-}
+    /// Distinct experts of `batch` tokens that each pick `k` of `n`.
+    fn expected(n: usize, k: usize, batch: f64) -> f64 {
+        n as f64 * (1.0 - (1.0 - k as f64 / n as f64).powf(batch))
+    }
 
-/// Replays of one policy on one part of a fold.
-struct Job<'a> {
-    requests: &'a [usize],
-    fitted: &'a Fitted,
-    fold: usize,
-    routed: Routed,
-}
+    #[test]
+    fn disjoint_domains_help_and_each_worker_reads_one_domains_experts() {
+        let Assessment { tau_curve, verdict } = of(&Planted::default());
+        assert!(verdict.helps && verdict.tpot_p99.gain.low > 0.0, "{verdict:?}");
+        let (experts, batch) = (verdict.experts_per_step, verdict.batch);
+        let (mixed, own) = (expected(32, 3, batch.least_loaded), expected(8, 3, batch.locality_band));
+        assert!((experts.least_loaded / mixed - 1.0).abs() < 0.05, "{mixed}: {verdict:?}");
+        assert!((0.85..1.1).contains(&(experts.locality_band / own)), "{own}: {verdict:?}");
+        // A request is as similar to its own centroid as it is unlike the others, so the band is one worker or all.
+        let reads = |at: usize| tau_curve.points[at].means.experts_per_token;
+        assert!((0..7).all(|at| (reads(at) / reads(0) - 1.0).abs() < 0.02), "{tau_curve:?}");
+        assert!(reads(8) > 1.3 * reads(0) && tau_curve.tau < 1.0, "{tau_curve:?}");
+        assert!(verdict.sentence().starts_with("locality helps here: "), "{}", verdict.sentence());
+    }
 
-/// The workers, load and cost that every replay has in common.
-struct Bench<'a> {
-    set: &'a ReplaySet,
-    plan: ReplayParams,
-    concurrency: usize,
-    n_seeds: usize,
-    seed: u64,
-}
-
-impl<'a> Bench<'a> {
-    fn new(set: &'a ReplaySet, requests: &[usize], params: &AssessParams) -> Result<Self, SimError> {
-        let n_workers = params.fit.n_workers;
-        if n_workers == 0 || params.n_slots.len() != n_workers || params.n_slots.contains(&0) {
-            return Err(SimError::Slots(params.n_slots.clone()));
+    #[test]
+    fn noise_does_not_help() {
+        for seed in 1..=3 {
+            let Assessment { verdict, .. } = of(&Planted { pools: Pools::Noise, seed, ..Planted::default() });
+            assert!(!verdict.helps && verdict.experts_per_token.gain.mean < 0.02, "seed {seed}: {verdict:?}");
+            assert!(verdict.sentence().starts_with("locality does not help here: "), "{}", verdict.sentence());
         }
-        let n_slots: usize = params.n_slots.iter().map(|&n| n as usize).sum();
-        let wanted = params.concurrency.unwrap_or(n_slots / 2).max(1);
-        let concurrency = wanted.min(requests.len() / params.n_folds / 2);
-        if concurrency < MIN_BATCH * n_workers && concurrency < wanted {
-            let needed = 2 * params.n_folds * wanted.min(MIN_BATCH * n_workers);
-            return Err(SimError::TooFewRequests { n_requests: requests.len(), n_workers, needed });
+    }
+
+    #[test]
+    fn a_generalist_expert_and_one_telling_layer_hide_no_domains() {
+        for pools in [Pools::Generalist, Pools::OneLayer(1)] {
+            let Assessment { verdict, .. } = of(&Planted { pools, ..Planted::default() });
+            assert!(verdict.helps && verdict.experts_per_token.gain.low > 0.2, "{verdict:?}");
         }
-        let fewer = |&n: &u32| (f64::from(n) * concurrency as f64 / wanted as f64).ceil() as u32;
-        let mean_steps = requests.iter().map(|&at| f64::from(set.n_steps(at))).sum::<f64>() / requests.len() as f64;
-        let mut plan = ReplayParams {
-            n_slots: params.n_slots.iter().map(fewer).collect(),
-            arrivals: Arrivals::Closed { concurrency, ramp: mean_steps },
-            order: Order::Shuffled { seed: params.seed },
-            n_requests: ROUNDS * concurrency,
-            warmup: WARMUP,
-            prefill: PREFILL_STEPS,
-            cost: StepCost::UNIT,
-        };
-        let round_robin = PolicyKind::RoundRobin.build(&PolicyParams::new(n_workers))?;
-        let report = replay(set, requests, &plan, round_robin, None)?;
-        let from_shares = || StepCost::from_shares(CostShares::default(), &report, set.n_layer());
-        plan.cost = params.cost.unwrap_or_else(from_shares);
-        let mean_step = plan.cost.fixed
-            + plan.cost.per_expert * report.experts_per_step * set.n_layer() as f64
-            + plan.cost.per_token * report.batch;
-        plan.arrivals = Arrivals::Closed { concurrency, ramp: mean_steps * mean_step };
-        plan.prefill = PREFILL_STEPS * mean_step;
-        Ok(Self { set, plan, concurrency, n_seeds: params.n_seeds, seed: params.seed })
     }
 
-    /// The reports of each job, one a seed. A fold's jobs get requests in the same orders; `stage` tells one use of a
-    /// part from another.
-    fn replay_all(&self, jobs: &[Job<'_>], stage: u64) -> Result<Vec<Vec<ReplayReport>>, SimError> {
-        let runs: Vec<(&Job<'_>, usize)> =
-            jobs.iter().flat_map(|job| (0..self.n_seeds).map(move |seed| (job, seed))).collect();
-        let reports: Vec<ReplayReport> =
-            runs.par_iter().map(|(job, seed)| self.replay_one(job, stage, *seed)).collect::<Result<_, _>>()?;
-        Ok(reports.chunks(self.n_seeds).map(<[ReplayReport]>::to_vec).collect())
+    #[test]
+    fn nested_domains_save_reads_at_the_price_of_the_widest_domain() {
+        let Assessment { tau_curve, verdict } = of(&Planted { pools: Pools::Nested, ..Planted::default() });
+        let (nearest, load) = (&tau_curve.points[0].means, &tau_curve.balancers[1].means);
+        assert!(nearest.experts_per_token < 0.9 * load.experts_per_token, "{tau_curve:?}");
+        // The worker of the domain that uses every expert is slower than a mixed one.
+        assert!(nearest.tpot_p99 > 1.2 * load.tpot_p99, "{tau_curve:?}");
+        assert!(tau_curve.tau > 1.0 && !verdict.helps, "{verdict:?}");
+        let params = AssessParams { p99_slack: 1.0, ..AssessParams::new(CalibrationParams::new(4)) };
+        let planted = Planted { pools: Pools::Nested, ..Planted::default() };
+        let Assessment { verdict, .. } = assess(&planted.trace(), &params).expect("enough requests");
+        assert!(verdict.taus.iter().all(|&tau| tau < 1.0) && verdict.tpot_p99.gain.high < 0.0, "{verdict:?}");
+        assert!(verdict.experts_per_token.gain.low > 0.1, "{verdict:?}");
     }
 
-    fn replay_one(&self, job: &Job<'_>, stage: u64, seed: usize) -> Result<ReplayReport, SimError> {
-        let seed = [stage, job.fold as u64, seed as u64].iter().fold(mix(self.seed), |seed, &part| mix(seed ^ part));
-        let params = ReplayParams { order: Order::Shuffled { seed }, ..self.plan.clone() };
-        let mut policy = PolicyParams { seed, ..PolicyParams::new(params.n_slots.len()) };
-        let (kind, calibration) = match job.routed {
-            Routed::Load(kind) => (kind, None),
-            Routed::Band(tau) => {
-                policy.tau = tau;
-                policy.centroids = Some(Arc::clone(&job.fitted.centroids));
-                (PolicyKind::LocalityBand, Some(Arc::clone(&job.fitted.calibration)))
-            }
-        };
-        replay(self.set, job.requests, &params, kind.build(&policy)?, calibration)
+    #[test]
+    fn labels_and_threads_change_nothing() {
+        let planted = Planted::default();
+        let mut trace = planted.trace();
+        trace.requests.iter_mut().for_each(|request| request.domain = None);
+        let params = AssessParams { n_seeds: 2, ..AssessParams::new(CalibrationParams::new(4)) };
+        let labelled = assess(&planted.trace(), &params).expect("enough requests");
+        for n_threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("threads");
+            assert_eq!(pool.install(|| assess(&trace, &params)).as_ref(), Ok(&labelled));
+        }
+        let json = serde_json::to_string(&labelled).expect("json");
+        let read: Assessment = serde_json::from_str(&json).expect("its own json");
+        assert_eq!(read.verdict.sentence(), labelled.verdict.sentence());
+        assert_eq!(read.tau_curve.points.len(), TAUS.len());
+    }
+
+    #[test]
+    fn what_can_not_be_judged_is_refused_in_words() {
+        let trace = Planted { n_requests: 60, ..Planted::default() }.trace();
+        let params = AssessParams::new(CalibrationParams::new(4));
+        let error = |params: &AssessParams| assess(&trace, params).expect_err("bad").to_string();
+        let too_few = error(&params);
+        assert!(too_few.contains("needs 64 requests") && too_few.contains("has 60"), "{too_few}");
+        assert!(error(&AssessParams { n_folds: 2, ..params.clone() }).contains("2 folds"));
+        assert!(error(&AssessParams { n_seeds: 0, ..params.clone() }).contains("seed"));
+        assert!(error(&AssessParams { taus: vec![0.1, 0.1], ..params.clone() }).contains("ascend"));
+        assert!(error(&AssessParams { n_slots: vec![32; 3], ..params }).contains("[32, 32, 32]"));
     }
 }

@@ -12,6 +12,7 @@ mod folds;
 mod interval;
 mod meter;
 mod order;
+mod params;
 #[cfg(test)]
 mod planted;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod report;
 mod runner;
 mod set;
 mod tau;
+mod trials;
 mod verdict;
 
 pub use assess::{AssessParams, Assessment, assess};
@@ -29,7 +31,8 @@ pub use error::SimError;
 pub use folds::{Fold, folds};
 pub use interval::Interval;
 pub use order::Order;
-pub use replay::{Arrivals, ReplayParams, replay};
+pub use params::{Arrivals, ReplayParams};
+pub use replay::replay;
 pub use report::{ReplayMeans, ReplayReport};
 pub use set::ReplaySet;
 pub use tau::{BalancerPoint, TAUS, TauCurve, TauPoint};

@@ -44,8 +44,8 @@ impl Default for Planted {
             n_domains: 4,
             n_layer: 4,
             n_expert: 32,
-            k: 2,
-            n_steps: (12, 20),
+            k: 3,
+            n_steps: (40, 60),
             seed: 1,
         }
     }

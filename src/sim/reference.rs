@@ -16,12 +16,7 @@ use crate::{
     rng::Rng,
     route::{PolicyKind, PolicyParams, RoutePolicy, RouteRequest, WorkerView},
     schedule::DispatchLimits,
-    sim::{
-        Arrivals, Order, ReplayParams, ReplayReport, ReplaySet, StepCost,
-        order::Draws,
-        planted::Planted,
-        replay,
-    },
+    sim::{Arrivals, Order, ReplayParams, ReplayReport, ReplaySet, StepCost, order::Draws, planted::Planted, replay},
     trace::Trace,
     types::WorkerId,
 };

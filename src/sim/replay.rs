@@ -12,47 +12,11 @@ use crate::{
     schedule::{
         Command, DecodeWorker, DispatchLimits, Dispatcher, Handoff, Job, ModelRunner, Outcome, Source, WorkerEvent,
     },
-    sim::{Order, ReplayReport, ReplaySet, SimError, StepCost, meter::Meter, order::Draws, runner::ReplayRunner},
+    sim::{
+        Arrivals, ReplayParams, ReplayReport, ReplaySet, SimError, meter::Meter, order::Draws, runner::ReplayRunner,
+    },
     types::{FinishReason, RequestId, WorkerId},
 };
-
-/// How requests come.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Arrivals {
-    /// One comes whenever another has ended, so that as many are always in the system.
-    Closed {
-        /// Requests in the system.
-        concurrency: usize,
-        /// The first ones come spread evenly over this time; all at once, they would keep step with one another.
-        ramp: f64,
-    },
-    /// At random and regardless of the load.
-    Poisson {
-        /// Requests a unit of time.
-        rate: f64,
-        /// Seed of the gaps.
-        seed: u64,
-    },
-}
-
-/// What is replayed: the workers, the load, the cost. Times are in the cost's unit.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ReplayParams {
-    /// Slots of each decode worker.
-    pub n_slots: Vec<u32>,
-    /// How requests come.
-    pub arrivals: Arrivals,
-    /// In which order they are drawn.
-    pub order: Order,
-    /// Requests that come in all.
-    pub n_requests: usize,
-    /// Share of them, from 0 to 1, that come before the measurement begins.
-    pub warmup: f64,
-    /// From a request's turn in prefill to its first token, for every request.
-    pub prefill: f64,
-    /// What a decode step takes.
-    pub cost: StepCost,
-}
 
 /// Serves the recorded `requests` (positions in `set`) under `policy` on a simulated clock.
 ///
@@ -77,37 +41,6 @@ pub fn replay(
     }
     let draws = Draws::new(requests, params.order, set.n_requests());
     Ok(Run::new(set, params, draws, policy, calibration).run())
-}
-
-impl ReplayParams {
-    fn check(&self) -> Result<(), SimError> {
-        if self.n_slots.is_empty() || self.n_slots.contains(&0) {
-            return Err(SimError::Slots(self.n_slots.clone()));
-        }
-        if !self.cost.is_usable() {
-            return Err(SimError::Cost);
-        }
-        let not_negative = |name, value: f64| {
-            let ok = value.is_finite() && value >= 0.0;
-            if ok { Ok(()) } else { Err(SimError::Value { name, value, want: "a number of 0 or more" }) }
-        };
-        not_negative("the time of a prefill", self.prefill)?;
-        match self.arrivals {
-            Arrivals::Closed { concurrency: 0, .. } => {
-                return Err(SimError::Value { name: "the concurrency", value: 0.0, want: "at least 1" });
-            }
-            Arrivals::Closed { ramp, .. } => not_negative("the ramp", ramp)?,
-            Arrivals::Poisson { rate, .. } if !rate.is_finite() || rate <= 0.0 => {
-                return Err(SimError::Value { name: "the rate", value: rate, want: "a number above 0" });
-            }
-            Arrivals::Poisson { .. } => {}
-        }
-        if !(0.0..1.0).contains(&self.warmup) {
-            let want = "a share from 0 to below 1";
-            return Err(SimError::Value { name: "the warm-up", value: self.warmup, want });
-        }
-        Ok(())
-    }
 }
 
 struct Run<'a> {
@@ -362,5 +295,91 @@ impl<'a> Run<'a> {
             self.at(self.now + time, Happening::StepDone(index));
         }
         self.woken = woken;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{
+        calibrate::{CalibrationInput, CalibrationParams, fit},
+        route::{Decision, LocalityBand, LocalityBandParams, RouteError, RouteRequest, WorkerView},
+        sim::{Order, StepCost, planted::Planted},
+    };
+
+    /// A band that remembers, for each decision, the cosines of the eligible workers and their loads.
+    struct Watched {
+        band: LocalityBand,
+        calibration: Arc<Calibration>,
+        log: Arc<Mutex<Vec<Seen>>>,
+    }
+
+    struct Seen {
+        eligible: Vec<(f32, u32)>,
+        decision: Decision,
+    }
+
+    impl RoutePolicy for Watched {
+        fn name(&self) -> &'static str {
+            "watched"
+        }
+
+        fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+            let decision = self.band.select(request, workers)?;
+            let signature = request.signature.expect("every planted request has one");
+            let open = workers.iter().filter(|worker| worker.eligible());
+            let cosine = |worker: &WorkerView| signature.cosine(self.calibration.centroid(worker.id.index()));
+            let eligible = open.map(|worker| (cosine(worker), worker.n_inflight)).collect();
+            self.log.lock().expect("one thread").push(Seen { eligible, decision: decision.clone() });
+            Ok(decision)
+        }
+    }
+
+    fn decisions(tau: f32) -> Vec<Seen> {
+        let trace = Planted::default().trace();
+        let input = CalibrationInput::of_trace(&trace, 0..96);
+        let calibration = Arc::new(fit(&input, &CalibrationParams::new(4)).expect("domains").0);
+        let centroids = Arc::new(calibration.centroids.clone());
+        let band = LocalityBand::new(centroids, 4, LocalityBandParams { tau, min_band: 1 }).expect("valid");
+        let log = Arc::default();
+        let policy = Box::new(Watched { band, calibration: Arc::clone(&calibration), log: Arc::clone(&log) });
+        let params = ReplayParams {
+            n_slots: vec![8; 4],
+            arrivals: Arrivals::Closed { concurrency: 20, ramp: 50.0 },
+            order: Order::Shuffled { seed: 5 },
+            n_requests: 300,
+            warmup: 0.2,
+            prefill: 3.0,
+            cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+        };
+        let held_out: Vec<usize> = (96..192).collect();
+        let report = replay(&ReplaySet::new(&trace), &held_out, &params, policy, Some(calibration)).expect("valid");
+        assert_eq!((report.n_requests, report.n_measured, report.n_repeats), (300, 240, 0));
+        Arc::into_inner(log).expect("the replay is over").into_inner().expect("one thread")
+    }
+
+    #[test]
+    fn tau_2_goes_by_load_as_least_loaded_does() {
+        let seen = decisions(2.0);
+        assert_eq!(seen.len(), 300);
+        for Seen { eligible, decision } in &seen {
+            assert_eq!(decision.band as usize, eligible.len());
+            assert_eq!(Some(decision.n_inflight), eligible.iter().map(|&(_, load)| load).min());
+        }
+    }
+
+    #[test]
+    fn tau_0_goes_to_the_nearest_centroid() {
+        let seen = decisions(0.0);
+        assert_eq!(seen.len(), 300);
+        for Seen { eligible, decision } in &seen {
+            let nearest = eligible.iter().map(|&(cosine, _)| cosine).fold(f32::MIN, f32::max);
+            assert!((decision.similarity.expect("a band") - nearest).abs() < 1e-6, "{decision:?}");
+        }
+        // It did cost balance: the nearest was not always the least loaded.
+        let least = |seen: &&Seen| seen.eligible.iter().any(|&(_, load)| load < seen.decision.n_inflight);
+        assert!(seen.iter().filter(least).count() > 50);
     }
 }

@@ -70,13 +70,13 @@ impl Verdict {
     pub fn sentence(&self) -> String {
         let gain = self.tpot_p50.gain;
         let numbers = format!(
-            "locality_band takes {} time per output token at the median than least_loaded (95% interval {:.1} to \
-             {:.1}% less) and reads {} experts a token, replayed on {} requests it had not seen, {} decode workers and \
-             {} requests in the system",
-            less(gain.mean, "less"),
-            100.0 * gain.low,
-            100.0 * gain.high,
-            less(self.experts_per_token.gain.mean, "fewer"),
+            "against least_loaded, locality_band changes the median time per output token by {} (95% interval {} to \
+             {}) and the experts read a token by {}, replayed on {} requests it had not seen, over {} decode workers \
+             with {} requests in the system",
+            change(gain.mean),
+            change(gain.high),
+            change(gain.low),
+            change(self.experts_per_token.gain.mean),
             self.n_requests,
             self.n_workers,
             self.concurrency
@@ -84,14 +84,19 @@ impl Verdict {
         if self.helps {
             format!("locality helps here: {numbers}")
         } else {
-            let wanted = 100.0 * self.threshold;
-            format!("locality does not help here: {numbers}; it would have to be {wanted:.1}% less, so route by load")
+            let wanted = change(self.threshold);
+            format!(
+                "locality does not help here: {numbers}; worth it is a change of {wanted} or better whose interval lies \
+                 below 0, so route by load"
+            )
         }
     }
 }
 
-fn less(gain: f64, word: &str) -> String {
-    if gain < 0.0 { format!("{:.1}% more", -100.0 * gain) } else { format!("{:.1}% {word}", 100.0 * gain) }
+/// The change that a gain is, in percent.
+fn change(gain: f64) -> String {
+    // No gain is +0.0, never -0.0.
+    format!("{:+.1}%", -100.0 * gain + 0.0)
 }
 
 #[cfg(test)]
@@ -139,7 +144,9 @@ mod tests {
             cost: StepCost::UNIT,
         };
         let sentence = verdict.sentence();
-        for part in ["locality helps here", "10.0% less time", "10.0 to 10.0% less", "25.0% fewer experts", "480", "60"] {
+        for part in
+            ["locality helps here", "token by -10.0%", "-10.0% to -10.0%", "read a token by -25.0%", "480", "60"]
+        {
             assert!(sentence.contains(part), "{part}: {sentence}");
         }
         let json = serde_json::to_string(&verdict).expect("json");
@@ -147,7 +154,7 @@ mod tests {
         verdict.helps = false;
         verdict.tpot_p50.gain.mean = -0.013;
         let sentence = verdict.sentence();
-        assert!(sentence.starts_with("locality does not help here: ") && sentence.contains("1.3% more time"), "{sentence}");
-        assert!(sentence.contains("would have to be 2.0% less"), "{sentence}");
+        assert!(sentence.starts_with("locality does not help here: ") && sentence.contains("+1.3%"), "{sentence}");
+        assert!(sentence.contains("a change of -2.0% or better") && change(0.0) == "+0.0%", "{sentence}");
     }
 }
