@@ -54,6 +54,7 @@ pub mod rng;
 pub mod route;
 pub mod schedule;
 pub mod signature;
+pub mod sim;
 pub mod trace;
 pub mod types;
 

@@ -1,0 +1,39 @@
+//! What routing would gain: recorded requests replayed through any policy over a model of a step's cost, the band's
+//! width chosen from the replays, and the verdict whether locality helps at all.
+//!
+//! Never runs a model, reads a clock or a file; the same trace and seed give the same numbers on any number of threads.
+
+#![forbid(unsafe_code)]
+
+mod assess;
+mod cost;
+mod error;
+mod folds;
+mod interval;
+mod meter;
+mod order;
+mod params;
+#[cfg(test)]
+mod planted;
+#[cfg(test)]
+mod reference;
+mod replay;
+mod report;
+mod runner;
+mod set;
+mod tau;
+mod trials;
+mod verdict;
+
+pub use assess::{AssessParams, Assessment, assess};
+pub use cost::{CostShares, StepCost};
+pub use error::SimError;
+pub use folds::{Fold, folds};
+pub use interval::Interval;
+pub use order::Order;
+pub use params::{Arrivals, ReplayParams};
+pub use replay::replay;
+pub use report::{ReplayMeans, ReplayReport};
+pub use set::ReplaySet;
+pub use tau::{BalancerPoint, TAUS, TauCurve, TauPoint};
+pub use verdict::{Compared, Verdict};
