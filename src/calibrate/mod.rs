@@ -5,6 +5,7 @@
 
 mod assign;
 mod calibration;
+mod cosines;
 mod encode;
 mod error;
 mod fit;
@@ -15,6 +16,7 @@ mod kmeans;
 mod mask;
 #[cfg(test)]
 mod planted;
+mod ranked;
 mod report;
 mod spearman;
 
@@ -26,6 +28,6 @@ pub use fit::{CalibrationParams, fit};
 pub use gram::{PairProducts, pair_products};
 pub use input::CalibrationInput;
 pub use kmeans::{Clustering, KmeansParams, balanced_kmeans};
-pub use mask::{LayerChoice, NoSpread, choose_layers};
+pub use mask::{LayerChoice, MAX_COMPARED, NoSpread, choose_layers};
 pub use report::{CalibrationReport, ClusterReport};
 pub use spearman::spearman;
