@@ -133,7 +133,8 @@ impl Search {
         let lowest = candidates.iter().filter_map(|c| c.bounds).map(|b| b.low).max_by(f64::total_cmp);
         // A candidate without bounds may be anything.
         let can_win = |b: Bounds| lowest.is_none_or(|lowest| b.high >= lowest);
-        let rivals: Vec<usize> = (0..candidates.len()).filter(|&at| candidates[at].bounds.is_none_or(can_win)).collect();
+        let rivals: Vec<usize> =
+            (0..candidates.len()).filter(|&at| candidates[at].bounds.is_none_or(can_win)).collect();
         if let [only] = rivals[..]
             && candidates[only].bounds.is_some()
         {

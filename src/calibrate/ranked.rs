@@ -43,8 +43,7 @@ pub(super) struct Histogram {
 
 impl Histogram {
     fn of(ranks: &[u32], cosines: &Cosines<'_>) -> Self {
-        let mut words: Box<[u64; N_BUCKETS]> =
-            vec![0; N_BUCKETS].into_boxed_slice().try_into().expect("a whole table");
+        let mut words: Box<[u64; N_BUCKETS]> = vec![0; N_BUCKETS].into_boxed_slice().try_into().expect("a whole table");
         let buckets = cosines.buckets(N_BUCKETS as u32);
         cosines.for_each_row(buckets, |start, row| {
             for (&bucket, &rank) in row.iter().zip(&ranks[start..]) {
@@ -165,10 +164,7 @@ impl Ranked {
         let high = covariance + unknown;
         // Wider than any rounding of these few steps.
         let margin = 1e-12;
-        Some(Bounds {
-            low: limit(low, spread_for(low < 0)) - margin,
-            high: limit(high, spread_for(high > 0)) + margin,
-        })
+        Some(Bounds { low: limit(low, spread_for(low < 0)) - margin, high: limit(high, spread_for(high > 0)) + margin })
     }
 }
 
