@@ -1,4 +1,4 @@
-//! Which cluster each point joins when all clusters must be of one size.
+//! Which cluster each point joins when the clusters' sizes are given.
 //!
 //! Never approximates, and never builds an N x N matrix.
 
@@ -6,18 +6,29 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use ndarray::Array2;
 
+use crate::calibrate::Shares;
+
 /// The cheapest way to give each of N points (rows) one of K columns, so that column sizes differ by at most one.
 ///
-/// Exact. A transportation problem over K columns rather than an assignment of N x N: points enter one at a time, each
-/// along a shortest path of moves between columns, so that after each the points so far are placed at the least cost
-/// (successive shortest paths). About N * K * (K + log N) steps and N * K heap entries. Costs are whole numbers below
-/// 2^40 in size, which makes sums exact and ties decidable; of several cheapest ways, always the same one is taken.
+/// [`weighted_assignment`] with columns of equal weight.
 pub fn balanced_assignment(cost: &Array2<i64>) -> Vec<u32> {
+    weighted_assignment(cost, &vec![1; cost.ncols()])
+}
+
+/// The cheapest way to give each of N points (rows) one of K columns, whose sizes are in proportion to `weights`.
+///
+/// Sizes are those of [`Shares`]. Exact. A transportation problem over K columns rather than an assignment of N x N:
+/// points enter one at a time, each along a shortest path of moves between columns, so that after each the points so far
+/// are placed at the least cost (successive shortest paths). About N * K * (K + log N) steps and N * K heap entries.
+/// Costs are whole numbers below 2^40 in size, which makes sums exact and ties decidable; of several cheapest ways,
+/// always the same one is taken.
+pub fn weighted_assignment(cost: &Array2<i64>, weights: &[u32]) -> Vec<u32> {
     let (n, k) = cost.dim();
     assert!(k > 0, "no columns to assign {n} points to");
+    assert_eq!(weights.len(), k, "a weight for each column");
     assert!(cost.iter().all(|c| c.unsigned_abs() < 1 << 40), "costs must be below 2^40");
     let cost = cost.as_standard_layout();
-    let mut columns = Columns::new(cost.as_slice().expect("standard layout"), n, k);
+    let mut columns = Columns::new(cost.as_slice().expect("standard layout"), Shares::new(n, weights));
     for point in 0..n {
         columns.insert(point as u32);
     }
@@ -44,9 +55,7 @@ struct Columns<'a> {
     /// Column of each point that has entered.
     of: Vec<u32>,
     size: Vec<usize>,
-    /// Every column may hold this many points, and `n_extra` of them one more.
-    floor: usize,
-    n_extra: usize,
+    shares: Shares,
     n_extra_used: usize,
     /// For columns a and b: points of a by what their move to b costs. Entries of points that left stay until met.
     moves: Vec<BinaryHeap<Reverse<(i64, u32)>>>,
@@ -57,14 +66,14 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn new(cost: &'a [i64], n: usize, k: usize) -> Self {
+    fn new(cost: &'a [i64], shares: Shares) -> Self {
+        let k = shares.floor.len();
         Self {
             cost,
             k,
-            of: Vec::with_capacity(n),
+            of: Vec::with_capacity(cost.len() / k),
             size: vec![0; k],
-            floor: n / k,
-            n_extra: n % k,
+            shares,
             n_extra_used: 0,
             moves: (0..k * k).map(|_| BinaryHeap::new()).collect(),
             cheapest: vec![UNREACHED; k * k],
@@ -78,7 +87,17 @@ impl<'a> Columns<'a> {
     }
 
     fn has_room(&self, column: usize) -> bool {
-        self.size[column] < self.floor || (self.size[column] == self.floor && self.n_extra_used < self.n_extra)
+        self.size[column] < self.shares.floor[column]
+            || (self.takes_extra(column) && self.n_extra_used < self.shares.n_extra)
+    }
+
+    /// Full, and one of those that may hold one more.
+    fn takes_extra(&self, column: usize) -> bool {
+        self.shares.may_exceed[column] && self.size[column] == self.shares.floor[column]
+    }
+
+    fn holds_extra(&self, column: usize) -> bool {
+        self.size[column] > self.shares.floor[column]
     }
 
     fn insert(&mut self, point: u32) {
@@ -105,7 +124,7 @@ impl<'a> Columns<'a> {
         self.distance.copy_from_slice(costs);
         self.from.fill(From::Outside);
         let mut taker: Option<usize> = None;
-        let all_extra_used = self.n_extra_used == self.n_extra;
+        let all_extra_used = self.n_extra_used == self.shares.n_extra;
         loop {
             let mut changed = false;
             for a in 0..k {
@@ -119,13 +138,14 @@ impl<'a> Columns<'a> {
                 }
             }
             if all_extra_used {
-                for a in (0..k).filter(|&a| self.size[a] == self.floor) {
+                for a in (0..k).filter(|&a| self.takes_extra(a)) {
                     if taker.is_none_or(|t| self.distance[a] < self.distance[t]) {
                         taker = Some(a);
                     }
                 }
-                for b in (0..k).filter(|&b| self.size[b] > self.floor) {
+                for b in 0..k {
                     if let Some(t) = taker
+                        && self.holds_extra(b)
                         && self.distance[t] < self.distance[b]
                     {
                         self.distance[b] = self.distance[t];
@@ -169,9 +189,9 @@ impl<'a> Columns<'a> {
     }
 
     fn resize(&mut self, column: usize, size: usize) {
-        self.n_extra_used -= usize::from(self.size[column] > self.floor);
+        self.n_extra_used -= usize::from(self.holds_extra(column));
         self.size[column] = size;
-        self.n_extra_used += usize::from(size > self.floor);
+        self.n_extra_used += usize::from(self.holds_extra(column));
     }
 
     fn enter(&mut self, point: u32, column: usize) {
@@ -257,33 +277,51 @@ mod tests {
         (1..=n).map(|j| cost(row_of[j] - 1, j - 1)).sum()
     }
 
-    /// Least cost by the textbook: floor(N/K) places a column that a point must fill, and one more that may go to a
-    /// dummy for free.
-    fn textbook(cost: &Array2<i64>) -> i64 {
+    /// Least cost by the textbook: each column's floor in places that a point must fill, one more in those that may
+    /// exceed it, and as many dummies as places are to stay empty, for free.
+    fn textbook(cost: &Array2<i64>, shares: &Shares) -> i64 {
         const FORBIDDEN: i64 = 1 << 50;
-        let (n, k) = cost.dim();
-        let floor = n / k;
-        hungarian(k * (floor + 1), |row, place| {
-            let (column, extra) = (place / (floor + 1), place % (floor + 1) == floor);
-            match (row < n, extra) {
-                (true, _) => cost[[row, column]],
-                (false, true) => 0,
-                (false, false) => FORBIDDEN,
-            }
+        let n = cost.nrows();
+        let must = shares.floor.iter().enumerate().flat_map(|(column, &floor)| vec![(column, false); floor]);
+        let may = (0..cost.ncols()).filter(|&column| shares.may_exceed[column]).map(|column| (column, true));
+        let places: Vec<(usize, bool)> = must.chain(may).collect();
+        hungarian(places.len(), |row, place| match (row < n, places[place]) {
+            (true, (column, _)) => cost[[row, column]],
+            (false, (_, true)) => 0,
+            (false, (_, false)) => FORBIDDEN,
         })
+    }
+
+    fn total(cost: &Array2<i64>, columns: &[u32]) -> i64 {
+        columns.iter().enumerate().map(|(p, &c)| cost[[p, c as usize]]).sum()
     }
 
     fn check(cost: &Array2<i64>) {
         let (n, k) = cost.dim();
-        let columns = balanced_assignment(cost);
-        let mut sizes = vec![0; k];
-        for &column in &columns {
-            sizes[column as usize] += 1;
-        }
-        assert_eq!(columns.len(), n);
+        let columns = check_weighted(cost, &vec![1; k]);
+        assert_eq!(balanced_assignment(cost), columns);
+        assert_eq!(weighted_assignment(cost, &vec![7; k]), columns, "only the proportion counts");
+        let sizes = sizes(&columns, k);
         assert!(sizes.iter().all(|&s| s == n / k || s == n.div_ceil(k)), "{sizes:?} of {n}");
-        let total: i64 = columns.iter().enumerate().map(|(p, &c)| cost[[p, c as usize]]).sum();
-        assert_eq!(total, textbook(cost), "{n} points, {k} columns");
+    }
+
+    fn check_weighted(cost: &Array2<i64>, weights: &[u32]) -> Vec<u32> {
+        let (n, k) = cost.dim();
+        let columns = weighted_assignment(cost, weights);
+        assert_eq!(columns.len(), n);
+        let shares = Shares::new(n, weights);
+        for (column, &size) in sizes(&columns, k).iter().enumerate() {
+            let (floor, most) = (shares.floor[column], shares.floor[column] + usize::from(shares.may_exceed[column]));
+            assert!((floor..=most).contains(&size), "{weights:?}: {size} of {n} in column {column}");
+        }
+        assert_eq!(total(cost, &columns), textbook(cost, &shares), "{n} points, weights {weights:?}");
+        columns
+    }
+
+    fn sizes(columns: &[u32], k: usize) -> Vec<usize> {
+        let mut sizes = vec![0; k];
+        columns.iter().for_each(|&column| sizes[column as usize] += 1);
+        sizes
     }
 
     #[test]
@@ -331,7 +369,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn cheapest_with_unequal_columns() {
+        let mut rng = Rng::new(3);
+        for weights in [&[2, 1, 1][..], &[3, 1], &[5, 2, 2, 1], &[1, 1, 1, 2], &[4, 4, 1, 1, 1], &[100, 1]] {
+            for n in [1, 2, 9, 12, 25, 40] {
+                for range in [3, 1000] {
+                    check_weighted(&Array2::from_shape_fn((n, weights.len()), |_| below(&mut rng, range)), weights);
+                    // All want the first column.
+                    let slope = |c: usize| i64::from(500 * c as u32);
+                    check_weighted(
+                        &Array2::from_shape_fn((n, weights.len()), |(_, c)| slope(c) + below(&mut rng, range)),
+                        weights,
+                    );
+                }
+            }
+        }
+    }
+
     proptest! {
+        #[test]
+        fn cheapest_on_random_weights(
+            weights in prop::collection::vec(1u32..6, 1..6), cells in prop::collection::vec(-9i64..9, 0..150)
+        ) {
+            let n = cells.len() / weights.len();
+            check_weighted(&Array2::from_shape_fn((n, weights.len()), |(p, c)| cells[p * weights.len() + c]), &weights);
+        }
+
         #[test]
         fn cheapest_on_random_cases(
             (k, cells) in (1usize..7).prop_flat_map(|k| (Just(k), prop::collection::vec(-9i64..9, 0..40 * k)))

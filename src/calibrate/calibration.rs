@@ -3,6 +3,7 @@
 //! Never fits or stores anything.
 
 use ndarray::Array2;
+use serde::Serialize;
 
 use crate::{
     calibrate::{MismatchError, idf::weigh},
@@ -33,12 +34,45 @@ pub struct Calibration {
     pub rho: f64,
     /// Width of the locality band, in cosine similarity, 0 to 2.
     pub tau: f32,
+    /// Where `tau` comes from.
+    pub tau_origin: TauOrigin,
+    /// Share of the requests each decode worker was given, in proportion to these; equal shares without.
+    pub capacity: Option<Vec<u32>>,
     /// Summed cosine distance of the requests from their centroids.
     pub cost: f64,
     /// Seed of the clustering.
     pub seed: u64,
     /// A fitted model of a decode step's cost, for policies that use one.
     pub load_model: Option<Vec<f32>>,
+    /// What a replay said the calibration is worth, as one JSON document. Nothing here reads it.
+    pub verdict: Option<String>,
+}
+
+/// Who chose the width of the locality band.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TauOrigin {
+    /// Nobody: it is the paper's.
+    #[default]
+    Default,
+    /// Whoever calibrated.
+    Given,
+    /// A replay of the trace.
+    Trace,
+}
+
+impl TauOrigin {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Default, Self::Given, Self::Trace];
+
+    /// As files and reports name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Given => "given",
+            Self::Trace => "trace",
+        }
+    }
 }
 
 impl Calibration {

@@ -10,24 +10,26 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
 use crate::{
-    calibrate::{Calibration, FormatError},
+    calibrate::{Calibration, FormatError, TauOrigin, checksum},
     types::MoeShape,
 };
 
 /// The version of the format this crate reads and writes.
-pub const FORMAT_VERSION: &str = "1";
+pub const FORMAT_VERSION: &str = "2";
 
 /// The bytes of a calibration file: safetensors, so that other languages can read it.
 ///
 /// Tensors `idf` f32 `[L, E]`, `layers` u32 `[N*]`, `centroids` f32 `[K, N* times E]` and, where there is one,
-/// `load_model` f32; everything else is in the metadata, as strings. Equal calibrations have equal bytes.
+/// `load_model` f32; everything else is in the metadata, as strings. `sha256` there is that of the whole file with its own
+/// 64 digits taken for zeros. Equal calibrations have equal bytes.
 pub fn encode(calibration: &Calibration) -> Vec<u8> {
     let c = calibration;
     // Sorted by name, where the safetensors crate writes metadata in the order of a hash map.
-    let metadata: BTreeMap<&str, String> = BTreeMap::from([
+    let mut metadata: BTreeMap<&str, String> = BTreeMap::from([
+        (checksum::ENTRY, checksum::UNSEALED.to_owned()),
         ("eldr_calibration", FORMAT_VERSION.to_owned()),
         ("fingerprint", c.fingerprint.clone()),
-        ("moe_layers", c.shape.layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+        ("moe_layers", joined(&c.shape.layers)),
         ("n_layer", c.shape.n_layer.to_string()),
         ("n_expert", c.shape.n_expert.to_string()),
         ("n_expert_used", c.shape.n_expert_used.to_string()),
@@ -35,9 +37,12 @@ pub fn encode(calibration: &Calibration) -> Vec<u8> {
         ("n_tokens", c.n_tokens.to_string()),
         ("rho", c.rho.to_string()),
         ("tau", c.tau.to_string()),
+        ("tau_origin", c.tau_origin.name().to_owned()),
         ("cost", c.cost.to_string()),
         ("seed", c.seed.to_string()),
     ]);
+    metadata.extend(c.capacity.as_ref().map(|capacity| ("capacity", joined(capacity))));
+    metadata.extend(c.verdict.as_ref().map(|verdict| ("verdict", verdict.clone())));
     let mut header = BTreeMap::from([("__metadata__", json!(metadata))]);
     let mut data = Vec::new();
     let mut tensor = |name, dtype: &str, shape: &[usize], bytes: &mut dyn Iterator<Item = [u8; 4]>| {
@@ -57,10 +62,19 @@ pub fn encode(calibration: &Calibration) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.append(&mut header);
     file.append(&mut data);
+    checksum::seal(&mut file);
     file
 }
 
-/// The calibration in the bytes of a file, everything verified: version, shapes, ranges, finite numbers, unit centroids.
+fn joined(numbers: &[u32]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn split(list: &str) -> Option<Vec<u32>> {
+    list.split(',').map(|number| number.parse().ok()).collect()
+}
+
+/// The calibration in the bytes of a file, everything verified: version, checksum, shapes, ranges, finite numbers, unit centroids.
 pub fn decode(bytes: &[u8]) -> Result<Calibration, FormatError> {
     let damaged = |e: safetensors::SafeTensorError| FormatError::Safetensors(e.to_string());
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
@@ -69,6 +83,10 @@ pub fn decode(bytes: &[u8]) -> Result<Calibration, FormatError> {
     let version = metadata.text("eldr_calibration")?;
     if version != FORMAT_VERSION {
         return Err(FormatError::Version { found: version.to_owned(), known: FORMAT_VERSION });
+    }
+    metadata.text(checksum::ENTRY)?;
+    if !checksum::is_intact(bytes) {
+        return Err(FormatError::Checksum);
     }
 
     let shape = metadata.shape()?;
@@ -81,6 +99,7 @@ pub fn decode(bytes: &[u8]) -> Result<Calibration, FormatError> {
     let width = layers.len() * e;
     let centroids = matrix(&tensors, "centroids", None, width, &format!("[K, {width}] with K of at least 1"))?;
     check_unit(&centroids)?;
+    let n_workers = centroids.nrows();
     let load_model = match tensors.tensor("load_model") {
         Ok(_) => Some(vector(&tensors, "load_model")?.to_vec()),
         Err(_) => None,
@@ -97,7 +116,10 @@ pub fn decode(bytes: &[u8]) -> Result<Calibration, FormatError> {
         tau: metadata.number("tau", "a number from 0 to 2", |tau: &f32| (0.0..=2.0).contains(tau))?,
         cost: metadata.number("cost", "a finite number", |cost: &f64| cost.is_finite())?,
         seed: metadata.number("seed", "a whole number", |_| true)?,
+        tau_origin: metadata.tau_origin()?,
+        capacity: metadata.capacity(n_workers)?,
         load_model,
+        verdict: metadata.verdict()?,
     })
 }
 
@@ -126,11 +148,36 @@ impl<'a> Metadata<'a> {
         let n_expert_used =
             self.number("n_expert_used", "from 1 to the number of experts", |&n: &u32| (1..=n_expert).contains(&n))?;
         let list = self.text("moe_layers")?;
-        let layers: Option<Vec<u32>> = list.split(',').map(|layer| layer.parse().ok()).collect();
+        let layers = split(list);
         let fits = |layers: &Vec<u32>| ascending_below(layers, n_layer);
         let want = "ascending layer numbers of the model, with commas between";
         let bad = || FormatError::Value { name: "moe_layers", value: list.to_owned(), want };
         Ok(MoeShape { layers: layers.filter(fits).ok_or_else(bad)?, n_layer, n_expert, n_expert_used })
+    }
+}
+
+impl Metadata<'_> {
+    fn tau_origin(&self) -> Result<TauOrigin, FormatError> {
+        let name = self.text("tau_origin")?;
+        let want = "default, given or trace";
+        let bad = || FormatError::Value { name: "tau_origin", value: name.to_owned(), want };
+        TauOrigin::ALL.into_iter().find(|origin| origin.name() == name).ok_or_else(bad)
+    }
+
+    fn capacity(&self, n_workers: usize) -> Result<Option<Vec<u32>>, FormatError> {
+        let Ok(list) = self.text("capacity") else { return Ok(None) };
+        let fits = |capacity: &Vec<u32>| capacity.len() == n_workers && !capacity.contains(&0);
+        let want = "whole numbers above 0, one a centroid, with commas between";
+        let bad = || FormatError::Value { name: "capacity", value: list.to_owned(), want };
+        split(list).filter(fits).map(Some).ok_or_else(bad)
+    }
+
+    fn verdict(&self) -> Result<Option<String>, FormatError> {
+        let Ok(verdict) = self.text("verdict") else { return Ok(None) };
+        match serde_json::from_str::<Value>(verdict) {
+            Ok(Value::Object(_)) => Ok(Some(verdict.to_owned())),
+            _ => Err(FormatError::Value { name: "verdict", value: verdict.to_owned(), want: "a JSON object" }),
+        }
     }
 }
 
@@ -226,11 +273,13 @@ mod tests {
         numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
     }
 
-    /// A file with the header's text changed by `edit`.
+    /// A whole file with the header's text changed by `edit`.
     fn with_header(bytes: &[u8], edit: impl Fn(&str) -> String) -> Vec<u8> {
         let n = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
         let header = edit(std::str::from_utf8(&bytes[8..8 + n]).expect("text")).into_bytes();
-        [(header.len() as u64).to_le_bytes().as_slice(), &header, &bytes[8 + n..]].concat()
+        let mut file = [(header.len() as u64).to_le_bytes().as_slice(), &header, &bytes[8 + n..]].concat();
+        checksum::seal(&mut file);
+        file
     }
 
     fn refused(bytes: &[u8]) -> String {
@@ -238,7 +287,8 @@ mod tests {
     }
 
     fn with_entry(name: &str, from: &str, to: &str) -> String {
-        let bytes = encode(&planted::calibration());
+        let (capacity, verdict) = (Some(vec![3, 2]), Some("{}".to_owned()));
+        let bytes = encode(&Calibration { capacity, verdict, ..planted::calibration() });
         let (from, to) = (format!("\"{name}\":\"{from}\""), format!("\"{name}\":\"{to}\""));
         refused(&with_header(&bytes, |header| {
             assert!(header.contains(&from), "{header}");
@@ -260,8 +310,14 @@ mod tests {
         calibration.tau = 0.1;
         calibration.seed = u64::MAX;
         calibration.fingerprint = "qwen3moe \"q\" \u{e9}".into();
-        for load_model in [None, Some(vec![0.5, -1.0, 3.25])] {
-            calibration.load_model = load_model;
+        let verdict = || Some("{\"helps\":true,\"gain\":[0.1,\"\\\"sha256\\\":\\\"\"]}".to_owned());
+        for (load_model, capacity, verdict, tau_origin) in [
+            (None, None, None, TauOrigin::Default),
+            (Some(vec![0.5, -1.0, 3.25]), Some(vec![2, 1]), None, TauOrigin::Given),
+            (None, Some(vec![1, 1]), verdict(), TauOrigin::Trace),
+        ] {
+            (calibration.load_model, calibration.capacity) = (load_model, capacity);
+            (calibration.verdict, calibration.tau_origin) = (verdict, tau_origin);
             let bytes = encode(&calibration);
             assert_eq!(decode(&bytes).as_ref(), Ok(&calibration));
             assert_eq!(bytes, encode(&calibration));
@@ -292,14 +348,25 @@ mod tests {
         let longer = [&bytes[..], &[0]].concat();
         assert!(refused(&longer).contains("not a whole safetensors file"));
         assert!(refused(b"GGUF\x03\0\0\0 and so on").contains("not a whole safetensors file"));
+        let damaged = |at: usize, bit: u8| {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1 << bit;
+            refused(&bytes)
+        };
+        for at in 0..bytes.len() {
+            for bit in [0, 5] {
+                damaged(at, bit);
+            }
+        }
+        assert!(damaged(bytes.len() - 1, 0).contains("damaged (its bytes do not match their SHA-256)"));
         let foreign = with_header(&bytes, |header| header.replace("eldr_calibration", "other_tool_file_"));
         assert!(refused(&foreign).contains("not a calibration"), "{}", refused(&foreign));
     }
 
     #[test]
     fn metadata_out_of_range_is_refused_by_name() {
-        let version = with_entry("eldr_calibration", "1", "2");
-        assert!(version.contains("version 2") && version.contains("version 1"), "{version}");
+        let version = with_entry("eldr_calibration", "2", "1");
+        assert!(version.contains("version 1,") && version.contains("reads version 2"), "{version}");
         for (name, from, to) in [
             ("tau", "0.1", "2.5"),
             ("tau", "0.1", "-0.1"),
@@ -313,6 +380,12 @@ mod tests {
             ("moe_layers", "1,2,3,4", "1,3,2,4"),
             ("moe_layers", "1,2,3,4", "1,2,3,9"),
             ("moe_layers", "1,2,3,4", ""),
+            ("tau_origin", "default", "guess"),
+            ("capacity", "3,2", "3"),
+            ("capacity", "3,2", "3,0"),
+            ("capacity", "3,2", "3,x"),
+            ("verdict", "{}", "[]"),
+            ("verdict", "{}", "yes"),
         ] {
             let error = with_entry(name, from, to);
             assert!(error.contains(&format!("`{name}` is `{to}`")), "{error}");

@@ -72,6 +72,94 @@ pub enum CalibrateError {
     /// A mask of 0 layers.
     #[error("the mask may keep no layer: allow at least one")]
     NoLayers,
+    /// One capacity a worker is needed.
+    #[error("{n_capacities} capacities for {n_workers} decode workers: give one for each, or none at all")]
+    Capacities {
+        /// Capacities given.
+        n_capacities: usize,
+        /// Decode workers asked for.
+        n_workers: usize,
+    },
+    /// A worker whose share of the requests is less than one.
+    #[error(
+        "decode worker {worker} with capacity {capacity} of {all} would get none of {n_requests} calibration requests: \
+         give it more capacity, or more requests"
+    )]
+    NoShare {
+        /// The worker.
+        worker: usize,
+        /// Its capacity.
+        capacity: u32,
+        /// Capacity of all workers.
+        all: u64,
+        /// Requests that were to be clustered.
+        n_requests: usize,
+    },
+}
+
+/// Why bytes are not counts to calibrate from.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CountsError {
+    /// Not safetensors at all, or cut short.
+    #[error("the counts are not a whole safetensors file ({0}): write them again")]
+    Safetensors(String),
+    /// A tensor is missing.
+    #[error("the counts have no tensor `{0}`: `prefill_counts` and `decode_counts`, U32 [N, L, E], are needed")]
+    NoTensor(&'static str),
+    /// A tensor of another type or number of dimensions.
+    #[error("the counts' tensor `{name}` is {found}, but it must be U32 [N, L, E]: requests, layers, experts")]
+    Shape {
+        /// The tensor.
+        name: &'static str,
+        /// Its type and shape.
+        found: String,
+    },
+    /// The two tensors are of different requests, layers or experts.
+    #[error("`prefill_counts` is {prefill:?} but `decode_counts` is {decode:?}: both must have one shape [N, L, E]")]
+    Disagree {
+        /// Shape of the prefill counts.
+        prefill: [usize; 3],
+        /// Shape of the decode counts.
+        decode: [usize; 3],
+    },
+    /// No requests, layers or experts.
+    #[error("the counts' tensor `{name}` is empty ({dim:?}): it needs at least one request, layer and expert")]
+    Empty {
+        /// The tensor.
+        name: &'static str,
+        /// Its shape.
+        dim: [usize; 3],
+    },
+    /// A dimension beyond any model.
+    #[error("the counts have {0} layers or experts, more than a model can have")]
+    TooLarge(usize),
+    /// All counts of a request are 0.
+    #[error("request `{id}` has no {phase} picks: all its counts are 0; remove it or capture it again")]
+    NoPicks {
+        /// The request.
+        id: String,
+        /// `prefill` or `decode`.
+        phase: &'static str,
+    },
+    /// A metadata entry that does not parse or does not fit the tensors.
+    #[error("the counts' metadata entry `{name}` {problem}")]
+    Entry {
+        /// The metadata entry.
+        name: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Labels of another type or number.
+    #[error(
+        "the counts' tensor `labels` is {found}, but it must hold {n_requests} whole numbers (U8, I32, U32, I64, U64)"
+    )]
+    Labels {
+        /// Its type and shape.
+        found: String,
+        /// Requests there are.
+        n_requests: usize,
+    },
 }
 
 /// Why bytes are not a calibration.
@@ -92,6 +180,9 @@ pub enum FormatError {
         /// The version this crate reads and writes.
         known: &'static str,
     },
+    /// Bytes are not as they were written.
+    #[error("the calibration is damaged (its bytes do not match their SHA-256): copy it again, or make it again")]
+    Checksum,
     /// A metadata entry that does not parse or lies outside its range.
     #[error("the calibration's `{name}` is `{value}`, but it must be {want}")]
     Value {

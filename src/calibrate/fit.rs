@@ -7,25 +7,31 @@ use rayon::prelude::*;
 
 use crate::{
     calibrate::{
-        CalibrateError, Calibration, CalibrationInput, CalibrationReport, KmeansParams, PairProducts, balanced_kmeans,
+        CalibrateError, Calibration, CalibrationInput, CalibrationReport, KmeansParams, Shares, TauOrigin,
         choose_layers,
-        idf::{idf, weigh, weighted},
+        idf::{weigh, weights},
         mask::{NoSpread, rho_of_all},
-        pair_products,
+        products::{compared, decode_products, layer_products},
         report::{clusters, pearson},
+        weighted_kmeans,
     },
     signature::Signature,
 };
 
 /// What to fit. Everything but the number of workers has a default.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationParams {
     /// Decode workers, one centroid each (K).
     pub n_workers: usize,
-    /// Seed of the clustering.
+    /// How much each decode worker can hold, relative to the others: a worker with twice the slots gets twice the share
+    /// of the requests. Cluster i belongs to worker i and has its size. Equal shares without.
+    pub capacity: Option<Vec<u32>>,
+    /// Seed of the clustering, and of the sample of requests compared if there are too many.
     pub seed: u64,
     /// Width of the locality band to store in the calibration.
     pub tau: f32,
+    /// Where `tau` comes from, to store beside it.
+    pub tau_origin: TauOrigin,
     /// Searches of the clustering, 1 to 10,000.
     pub n_restarts: u32,
     /// Assignment steps a search takes at most, at least 1.
@@ -40,14 +46,27 @@ const MAX_RESTARTS: u32 = 10_000;
 impl CalibrationParams {
     /// The defaults for `n_workers` decode workers.
     pub fn new(n_workers: usize) -> Self {
-        Self { n_workers, seed: 1, tau: 0.1, n_restarts: 8, max_iterations: 50, max_layers: None }
+        Self {
+            n_workers,
+            capacity: None,
+            seed: 1,
+            tau: 0.1,
+            tau_origin: TauOrigin::Default,
+            n_restarts: 8,
+            max_iterations: 50,
+            max_layers: None,
+        }
     }
 }
 
 /// Fits a calibration to recorded requests: weights, mask, clusters.
 ///
-/// The same input and parameters give the same calibration, bit for bit, on any number of threads. Takes N^2 * L steps
-/// and 4 bytes a pair of requests and layer: 100 MB for 1,000 requests and 48 layers.
+/// The same input and parameters give the same calibration, bit for bit, on any number of threads.
+///
+/// The mask compares all pairs of requests: L^2 * N^2 / 4 steps and 4 bytes a pair and layer, 100 MB for 1,000 requests
+/// and 48 layers. Therefore it compares at most [`MAX_COMPARED`](crate::calibrate::MAX_COMPARED) requests, a sample drawn
+/// by the seed if there are more (the report says how many). Weights and clusters are always those of all requests, which
+/// takes time and memory in proportion to their number.
 pub fn fit(
     input: &CalibrationInput,
     params: &CalibrationParams,
@@ -55,16 +74,21 @@ pub fn fit(
     check(input, params)?;
     let n_requests = input.n_requests();
     let weights = weights(input);
-    let (layers, target) = rayon::join(|| layer_products(input, &weights), || decode_products(input));
+    let which = compared(n_requests, params.seed);
+    let prefill = input.prefill();
+    let weighted = |r: usize, l: usize, e: usize| f64::from(prefill[[r, l, e]]) * f64::from(weights[l][e]);
+    let (layers, target) = rayon::join(|| layer_products(input, &which, weighted), || decode_products(input, &which));
     let max_layers = params.max_layers.unwrap_or(usize::MAX);
     let choice = choose_layers(&layers, &target, max_layers).map_err(|side| CalibrateError::NoSpread {
-        n_requests,
+        n_requests: which.len(),
         phase: match side {
             NoSpread::Layers => "prefill",
             NoSpread::Target => "decode",
         },
     })?;
     let kept = choice.kept();
+    let rho_all_layers = rho_of_all(&layers, &target);
+    drop((layers, target));
 
     let signatures: Vec<Option<Signature>> =
         (0..n_requests).into_par_iter().map(|request| signature(input, &weights, &kept, request)).collect();
@@ -72,11 +96,13 @@ pub fn fit(
     if n_signatures < params.n_workers {
         return Err(CalibrateError::TooFewSignatures { n_signatures, n_requests, n_workers: params.n_workers });
     }
+    let shares = shares(params, n_signatures)?;
     let flat = signatures.iter().flatten().flat_map(Signature::as_slice).copied().collect();
     let width = kept.len() * input.shape().n_expert as usize;
     let points = Array2::from_shape_vec((n_signatures, width), flat).expect("signatures of one mask");
-    let clustering = balanced_kmeans(
+    let clustering = weighted_kmeans(
         &points,
+        &shares,
         &KmeansParams {
             k: params.n_workers,
             seed: params.seed,
@@ -92,13 +118,15 @@ pub fn fit(
     let report = CalibrationReport {
         n_requests,
         n_tokens: input.n_tokens().iter().map(|&n| u64::from(n)).sum(),
+        n_compared: which.len(),
         n_without_signature: n_requests - n_signatures,
         layer_order: choice.order.iter().map(to_layer).collect(),
         rho_curve: choice.curve.clone(),
         layers: kept.iter().map(to_layer).collect(),
         rho: choice.rho(),
-        rho_all_layers: rho_of_all(&layers, &target),
+        rho_all_layers,
         prefill_decode_correlation: prefill_decode_correlation(input),
+        capacity: params.capacity.clone(),
         cost: clustering.cost,
         n_iterations: clustering.n_iterations,
         purity,
@@ -115,9 +143,12 @@ pub fn fit(
         n_tokens: report.n_tokens,
         rho: report.rho,
         tau: params.tau,
+        tau_origin: params.tau_origin,
+        capacity: params.capacity.clone(),
         cost: report.cost,
         seed: params.seed,
         load_model: None,
+        verdict: None,
     };
     Ok((calibration, report))
 }
@@ -135,6 +166,9 @@ fn check(input: &CalibrationInput, params: &CalibrationParams) -> Result<(), Cal
     }
     if n_requests < n_workers {
         return Err(CalibrateError::TooFewRequests { n_requests, n_workers });
+    }
+    if let Some(capacity) = params.capacity.as_ref().filter(|capacity| capacity.len() != n_workers) {
+        return Err(CalibrateError::Capacities { n_capacities: capacity.len(), n_workers });
     }
     if !(0.0..=2.0).contains(&params.tau) {
         return Err(CalibrateError::Tau(params.tau));
@@ -158,24 +192,18 @@ fn check(input: &CalibrationInput, params: &CalibrationParams) -> Result<(), Cal
     Ok(())
 }
 
-/// A row of E weights for each usable layer.
-fn weights(input: &CalibrationInput) -> Vec<Vec<f32>> {
-    (0..input.usable().len()).into_par_iter().map(|position| idf(&input.prefill_layer(position))).collect()
-}
-
-fn layer_products(input: &CalibrationInput, weights: &[Vec<f32>]) -> Vec<PairProducts> {
-    weights
-        .par_iter()
-        .enumerate()
-        .map(|(position, weights)| pair_products(&weighted(&input.prefill_layer(position), weights)))
-        .collect()
-}
-
-fn decode_products(input: &CalibrationInput) -> PairProducts {
-    let decode = input.decode();
-    let (n, l, e) = decode.dim();
-    let flat = decode.to_shape((n, l * e)).expect("contiguous").mapv(f64::from);
-    pair_products(&flat)
+/// Weights of the clusters of `n` signatures. Each must get one at least.
+fn shares(params: &CalibrationParams, n: usize) -> Result<Vec<u32>, CalibrateError> {
+    let weights = params.capacity.clone().unwrap_or_else(|| vec![1; params.n_workers]);
+    let all: u64 = weights.iter().map(|&w| u64::from(w)).sum();
+    let none = |worker: usize| CalibrateError::NoShare { worker, capacity: weights[worker], all, n_requests: n };
+    if all == 0 {
+        return Err(none(0));
+    }
+    match Shares::new(n, &weights).floor.iter().position(|&floor| floor == 0) {
+        Some(worker) => Err(none(worker)),
+        None => Ok(weights),
+    }
 }
 
 /// As [`Calibration::signature`], from recorded counts.
@@ -325,6 +353,20 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_with_twice_the_capacity_gets_twice_the_share() {
+        // Domains 0 to 3 have 12 requests each; the second worker can take two of them.
+        let input = Planted { noise: 0.0, ..Planted::default() }.input();
+        let params = CalibrationParams { capacity: Some(vec![1, 2, 1]), ..CalibrationParams::new(3) };
+        let (calibration, report) = fit(&input, &params).expect("a good input");
+        assert_eq!(report.clusters.iter().map(|c| c.size).collect::<Vec<_>>(), [12, 24, 12]);
+        assert!(report.clusters.iter().zip([1, 2, 1]).all(|(c, n)| c.labels.len() == n), "{:?}", report.clusters);
+        assert_eq!((&report.capacity, &calibration.capacity), (&params.capacity, &params.capacity));
+        let equal = CalibrationParams { capacity: Some(vec![5; 4]), ..CalibrationParams::new(4) };
+        let (of_equal, _) = fit(&input, &equal).expect("a good input");
+        assert_eq!(Calibration { capacity: None, ..of_equal }, ok(&input, 4).0);
+    }
+
+    #[test]
     fn max_layers_bounds_the_mask() {
         let input = Planted::default().input();
         let params = CalibrationParams { max_layers: Some(2), ..CalibrationParams::new(4) };
@@ -355,6 +397,13 @@ mod tests {
         }
         assert!(error(&good, CalibrationParams { max_iterations: 0, ..params(4) }).contains("no assignment step"));
         assert!(error(&good, CalibrationParams { max_layers: Some(0), ..params(4) }).contains("no layer"));
+
+        let with = |capacity: &[u32]| CalibrationParams { capacity: Some(capacity.to_vec()), ..params(3) };
+        assert!(error(&good, with(&[2, 1])).contains("2 capacities for 3 decode workers"));
+        let text = error(&good, with(&[2, 0, 1]));
+        assert!(text.contains("decode worker 1 with capacity 0 of 3 would get none of 48"), "{text}");
+        assert!(error(&good, with(&[0, 0, 0])).contains("decode worker 0 with capacity 0 of 0"));
+        assert!(error(&good, with(&[1, 1, 1000])).contains("decode worker 0 with capacity 1 of 1002"));
 
         let counts = Planted::default().counts();
         let none = ExpertCounts::for_shape(good.shape());

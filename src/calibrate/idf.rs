@@ -2,12 +2,15 @@
 //!
 //! Never looks at gate scores.
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::ArrayView2;
+use rayon::prelude::*;
+
+use crate::calibrate::CalibrationInput;
 
 /// Weight of each expert of one layer: ln((n + 1) / (df + 1)), where df of the n requests picked the expert.
 ///
 /// `counts` has a row of E for each request. An expert that every request picks weighs 0. (Paper, section 4.1.)
-pub(super) fn idf(counts: &ArrayView2<'_, u32>) -> Vec<f32> {
+fn idf(counts: &ArrayView2<'_, u32>) -> Vec<f32> {
     let n = counts.nrows();
     counts
         .columns()
@@ -24,9 +27,9 @@ pub(super) fn weigh(counts: &[u32], weights: &[f32], out: &mut Vec<f32>) {
     out.extend(counts.iter().zip(weights).map(|(&n, &w)| n as f32 * w));
 }
 
-/// Counts times weights in double precision, for distances between all requests in one layer.
-pub(super) fn weighted(counts: &ArrayView2<'_, u32>, weights: &[f32]) -> Array2<f64> {
-    Array2::from_shape_fn(counts.dim(), |(r, e)| f64::from(counts[[r, e]]) * f64::from(weights[e]))
+/// A row of E weights for each usable layer.
+pub(super) fn weights(input: &CalibrationInput) -> Vec<Vec<f32>> {
+    (0..input.usable().len()).into_par_iter().map(|position| idf(&input.prefill_layer(position))).collect()
 }
 
 #[cfg(test)]

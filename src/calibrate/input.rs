@@ -45,6 +45,22 @@ impl CalibrationInput {
         input
     }
 
+    /// Requests whose counts lie row by row already: prefill over the usable layers, and decode over all.
+    pub(super) fn of_parts(
+        shape: MoeShape,
+        fingerprint: String,
+        ids: Vec<String>,
+        labels: Vec<Option<String>>,
+        n_tokens: Vec<u32>,
+        [prefill, decode]: [Vec<u32>; 2],
+    ) -> Self {
+        let input = Self { ids, labels, n_tokens, prefill, decode, ..Self::new(shape, fingerprint) };
+        let n = input.n_requests();
+        assert!(input.labels.len() == n && input.n_tokens.len() == n, "a label and a length for each request");
+        assert_eq!((input.prefill().len(), input.decode().len()), (input.prefill.len(), input.decode.len()));
+        input
+    }
+
     /// Adds a request. `prefill` has a row for each usable layer, `decode` one for every MoE layer. The label (its
     /// domain, say) takes no part in the fit; the report compares the clusters with it.
     pub fn push(

@@ -6,7 +6,7 @@ use ndarray::{Array2, ArrayView1, Axis};
 use rayon::prelude::*;
 
 use crate::{
-    calibrate::balanced_assignment,
+    calibrate::{Shares, weighted_assignment},
     rng::{Rng, mix},
     signature::{Signature, dot},
 };
@@ -43,7 +43,17 @@ pub struct Clustering {
 /// then moves each centroid to its points' mean direction, until no point changes its cluster. Seeded as k-means++
 /// (Arthur and Vassilvitskii, 2007). The same bits on any number of threads.
 pub fn balanced_kmeans(points: &Array2<f32>, params: &KmeansParams) -> Clustering {
+    weighted_kmeans(points, &vec![1; params.k], params)
+}
+
+/// [`balanced_kmeans`] with cluster sizes in proportion to `weights` (see [`Shares`](crate::calibrate::Shares)).
+///
+/// Cluster i has the size that `weights[i]` gives it; clusters of equal weight are in the order of their first points.
+/// Every cluster must get at least one point.
+pub fn weighted_kmeans(points: &Array2<f32>, weights: &[u32], params: &KmeansParams) -> Clustering {
     let n = points.nrows();
+    assert_eq!(weights.len(), params.k, "a weight for each cluster");
+    assert!(Shares::new(n, weights).floor.iter().all(|&floor| floor > 0), "{n} points for weights {weights:?}");
     assert!((1..=n).contains(&params.k), "{} clusters of {n} points", params.k);
     assert!(points.is_standard_layout(), "points must be in row order");
     assert!(params.n_restarts > 0 && params.max_iterations > 0, "no search at all: {params:?}");
@@ -51,7 +61,7 @@ pub fn balanced_kmeans(points: &Array2<f32>, params: &KmeansParams) -> Clusterin
         .into_par_iter()
         .map(|restart| {
             let mut rng = Rng::new(mix(params.seed.wrapping_add(u64::from(restart))));
-            search(points, params, &mut rng)
+            search(points, weights, params, &mut rng)
         })
         .reduce_with(cheaper)
         .expect("a restart")
@@ -63,12 +73,12 @@ fn cheaper(first: Clustering, second: Clustering) -> Clustering {
     if second.cost < first.cost { second } else { first }
 }
 
-fn search(points: &Array2<f32>, params: &KmeansParams, rng: &mut Rng) -> Clustering {
+fn search(points: &Array2<f32>, weights: &[u32], params: &KmeansParams, rng: &mut Rng) -> Clustering {
     let mut centroids = first_centroids(points, params.k, rng);
     let mut labels = Vec::new();
     let mut n_iterations = 0;
     while n_iterations < params.max_iterations {
-        let next = balanced_assignment(&distances(points, &centroids));
+        let next = weighted_assignment(&distances(points, &centroids), weights);
         n_iterations += 1;
         if next == labels {
             break;
@@ -76,7 +86,7 @@ fn search(points: &Array2<f32>, params: &KmeansParams, rng: &mut Rng) -> Cluster
         labels = next;
         update(points, &labels, &mut centroids);
     }
-    in_order_of_first_points(&mut labels, &mut centroids);
+    in_order_of_first_points(&mut labels, weights, &mut centroids);
     let cost = labels.iter().enumerate().map(|(p, &c)| distance(row(points, p), row(&centroids, c as usize))).sum();
     Clustering { centroids, labels, cost, n_iterations }
 }
@@ -149,13 +159,18 @@ fn update(points: &Array2<f32>, labels: &[u32], centroids: &mut Array2<f32>) {
     });
 }
 
-/// Numbers clusters by their first points, so that equal partitions have equal labels.
-fn in_order_of_first_points(labels: &mut [u32], centroids: &mut Array2<f32>) {
-    let mut order = Vec::with_capacity(centroids.nrows());
+/// Numbers the clusters of each weight by their first points, so that equal partitions have equal labels.
+fn in_order_of_first_points(labels: &mut [u32], weights: &[u32], centroids: &mut Array2<f32>) {
+    let mut found = Vec::with_capacity(weights.len());
     for &label in labels.iter() {
-        if !order.contains(&(label as usize)) {
-            order.push(label as usize);
+        if !found.contains(&(label as usize)) {
+            found.push(label as usize);
         }
+    }
+    let mut order = Vec::with_capacity(weights.len());
+    for &weight in weights {
+        let next = found.iter().position(|&old| weights[old] == weight).expect("each cluster has a point");
+        order.push(found.remove(next));
     }
     *centroids = centroids.select(Axis(0), &order);
     for label in labels {
@@ -210,13 +225,36 @@ mod tests {
     }
 
     #[test]
+    fn weights_set_the_sizes_and_keep_the_order() {
+        // Axis 0 has half of the points, 1 and 2 a quarter each.
+        let axis = |i: usize| [1, 0, 2, 0][i % 4];
+        let rows: Vec<Vec<f32>> =
+            (0..24).map(|i| (0..3).map(|e| if e == axis(i) { 1.0 } else { 0.01 * (i % 5) as f32 }).collect()).collect();
+        let points = units(&rows);
+        for weights in [[2, 1, 1], [1, 2, 1], [1, 1, 2], [20, 20, 40]] {
+            let clustering = weighted_kmeans(&points, &weights, &params(3));
+            let size = |c: u32| clustering.labels.iter().filter(|&&label| label == c).count() as u32;
+            let all: u32 = weights.iter().sum();
+            assert_eq!([size(0), size(1), size(2)], weights.map(|w| 24 * w / all), "{weights:?}");
+            // The heavy cluster is axis 0 wherever it stands; of the others, axis 1 has the first point.
+            let heavy = weights.iter().position(|w| 2 * w == all).expect("one is half of all");
+            let mut axes = vec![1, 2];
+            axes.insert(heavy, 0);
+            for (i, &label) in clustering.labels.iter().enumerate() {
+                assert_eq!(axes[label as usize], axis(i), "{weights:?}: point {i}");
+            }
+        }
+        assert_eq!(weighted_kmeans(&points, &[3; 3], &params(3)), balanced_kmeans(&points, &params(3)));
+    }
+
+    #[test]
     fn the_result_is_a_fixed_point() {
         let points = around_axes(40, 6, 2.0, 3);
         let clustering = balanced_kmeans(&points, &KmeansParams { max_iterations: 1000, ..params(4) });
         let mut centroids = clustering.centroids.clone();
         update(&points, &clustering.labels, &mut centroids);
         assert_eq!(centroids, clustering.centroids);
-        assert_eq!(balanced_assignment(&distances(&points, &centroids)), clustering.labels);
+        assert_eq!(weighted_assignment(&distances(&points, &centroids), &[1; 4]), clustering.labels);
         let cost: f64 = clustering
             .labels
             .iter()
@@ -238,7 +276,7 @@ mod tests {
     fn the_lowest_of_equally_cheap_restarts_wins_on_any_number_of_threads() {
         let points = around_axes(12, 4, 1.0, 7);
         let many = KmeansParams { n_restarts: 600, ..params(3) };
-        let alone = |restart: u32| search(&points, &many, &mut Rng::new(mix(many.seed + u64::from(restart))));
+        let alone = |restart: u32| search(&points, &[1; 3], &many, &mut Rng::new(mix(many.seed + u64::from(restart))));
         let want = (1..many.n_restarts).fold(alone(0), |best, restart| {
             let next = alone(restart);
             if next.cost < best.cost { next } else { best }

@@ -6,7 +6,8 @@ use rayon::prelude::*;
 
 use crate::calibrate::{
     PairProducts,
-    spearman::{Bounds, Bucket, Ranked, grid_key},
+    cosines::SummedProducts,
+    ranked::{Bounds, Histogram, Ranked},
 };
 
 /// The layers a greedy search adds, in order, and how well each prefix tells decode distances.
@@ -47,32 +48,46 @@ pub fn choose_layers(
 ) -> Result<LayerChoice, NoSpread> {
     let n = target.n();
     assert!(layers.iter().all(|layer| layer.n() == n), "layers and target compare the same requests");
-    let mut search = Search::new(target);
+    assert!(n <= MAX_COMPARED, "{n} requests are more than the {MAX_COMPARED} that can be compared");
+    let mut search = Search { target: ranked(target), chosen: SummedProducts::new(n) };
     if search.target.is_constant() {
         return Err(NoSpread::Target);
     }
     let mut left: Vec<usize> = (0..layers.len()).collect();
     let (mut order, mut curve) = (Vec::new(), Vec::new());
+    let mut last: Option<Histogram> = None;
     while !left.is_empty() && order.len() < max_layers {
-        let (at, rho) = search.best(layers, &left).ok_or(NoSpread::Layers)?;
-        let chosen = left.remove(at);
-        search.add(&layers[chosen]);
-        order.push(chosen);
-        curve.push(rho);
+        // How good the last choice was and what the next may be are two questions about the same sums.
+        let (rho, mut candidates) = rayon::join(|| search.rho(last.as_ref()), || search.candidates(layers, &left));
+        curve.extend(rho);
+        let best = search.best(layers, &candidates).ok_or(NoSpread::Layers)?;
+        let best = candidates.swap_remove(best);
+        left.retain(|&layer| layer != best.layer);
+        search.chosen.add(&layers[best.layer]);
+        order.push(best.layer);
+        last = Some(best.histogram);
     }
+    curve.extend(search.rho(last.as_ref()));
     let peak = curve.iter().copied().max_by(f64::total_cmp).ok_or(NoSpread::Layers)?;
     let n_kept = 1 + curve.iter().position(|rho| rho.total_cmp(&peak).is_eq()).expect("the peak is in the curve");
     Ok(LayerChoice { order, curve, n_kept })
 }
 
+/// Requests [`choose_layers`] compares at most.
+pub const MAX_COMPARED: usize = 2048;
+
+fn ranked(target: &PairProducts) -> Ranked {
+    let mut sums = SummedProducts::new(target.n());
+    sums.add(target);
+    Ranked::new(&sums.cosines())
+}
+
 /// Rho with all `layers` together, if it is defined.
 pub(super) fn rho_of_all(layers: &[PairProducts], target: &PairProducts) -> Option<f64> {
-    let (last, others) = layers.split_last()?;
-    let mut search = Search::new(target);
-    for layer in others {
-        search.add(layer);
-    }
-    search.rho_with(last)
+    let mut sums = SummedProducts::new(target.n());
+    layers.iter().for_each(|layer| sums.add(layer));
+    let (target, cosines) = (ranked(target), sums.cosines());
+    target.rho(&cosines, &target.histogram(&cosines))
 }
 
 /// All distances on one side are equal.
@@ -87,107 +102,50 @@ pub enum NoSpread {
 /// The layers chosen so far, summed.
 struct Search {
     target: Ranked,
-    pairs: Vec<f64>,
-    squares: Vec<f64>,
-    /// One for each thread. Results do not depend on how many there are.
-    work: Vec<WorkSpace>,
-    sorted: Vec<u64>,
+    chosen: SummedProducts,
 }
 
-#[derive(Default)]
-struct WorkSpace {
-    keys: Vec<u32>,
-    table: Vec<Bucket>,
-    inverse_lengths: Vec<f64>,
+/// A layer that may be added.
+struct Candidate {
+    layer: usize,
+    histogram: Histogram,
+    bounds: Option<Bounds>,
 }
 
 impl Search {
-    fn new(target: &PairProducts) -> Self {
-        let mut search = Self {
-            target: Ranked::new(&[]),
-            pairs: vec![0.0; target.pairs.len()],
-            squares: vec![0.0; target.n()],
-            work: Vec::new(),
-            sorted: Vec::new(),
+    /// Rho with the layers chosen, of which `histogram` is.
+    fn rho(&self, histogram: Option<&Histogram>) -> Option<f64> {
+        self.target.rho(&self.chosen.cosines(), histogram?)
+    }
+
+    /// What each layer of `left` may reach, in their order.
+    fn candidates(&self, layers: &[PairProducts], left: &[usize]) -> Vec<Candidate> {
+        let candidate = |&layer: &usize| {
+            let histogram = self.target.histogram(&self.chosen.cosines_with(&layers[layer]));
+            let bounds = self.target.bounds(&histogram);
+            Candidate { layer, histogram, bounds }
         };
-        search.work.resize_with(rayon::current_num_threads(), WorkSpace::default);
-        let mut work = WorkSpace::default();
-        search.measure(target, &mut work);
-        search.target = Ranked::new(&work.keys);
-        search
+        left.par_iter().map(candidate).collect()
     }
 
-    /// Position in `left` of the layer to add, and rho with it. Nothing if rho is undefined with any.
-    fn best(&mut self, layers: &[PairProducts], left: &[usize]) -> Option<(usize, f64)> {
-        let mut candidates = self.bounds(layers, left);
-        candidates.sort_unstable_by(|(a, x), (b, y)| y.high.total_cmp(&x.high).then(a.cmp(b)));
-        let mut best: Option<(usize, f64)> = None;
-        for (at, bounds) in candidates {
-            if best.is_some_and(|(_, rho)| bounds.high < rho) {
-                break;
-            }
-            let Some(rho) = self.rho_with(&layers[left[at]]) else { continue };
-            if best.is_none_or(|(first, highest)| rho > highest || (rho >= highest && at < first)) {
-                best = Some((at, rho));
-            }
+    /// Position of the candidate to add. Nothing if rho is undefined with any.
+    fn best(&self, layers: &[PairProducts], candidates: &[Candidate]) -> Option<usize> {
+        let lowest = candidates.iter().filter_map(|c| c.bounds).map(|b| b.low).max_by(f64::total_cmp);
+        // A candidate without bounds may be anything.
+        let can_win = |b: Bounds| lowest.is_none_or(|lowest| b.high >= lowest);
+        let rivals: Vec<usize> =
+            (0..candidates.len()).filter(|&at| candidates[at].bounds.is_none_or(can_win)).collect();
+        if let [only] = rivals[..]
+            && candidates[only].bounds.is_some()
+        {
+            return Some(only);
         }
-        best
-    }
-
-    /// Bounds of rho with each layer of `left`, by position.
-    fn bounds(&mut self, layers: &[PairProducts], left: &[usize]) -> Vec<(usize, Bounds)> {
-        let mut work = std::mem::take(&mut self.work);
-        let step = work.len();
-        let this = &*self;
-        let bounds = work
-            .par_iter_mut()
-            .enumerate()
-            .flat_map_iter(|(thread, work)| {
-                (thread..left.len()).step_by(step).map(move |at| {
-                    this.measure(&layers[left[at]], work);
-                    (at, this.target.bounds(&work.keys, &mut work.table))
-                })
-            })
-            .collect();
-        self.work = work;
-        bounds
-    }
-
-    fn rho_with(&mut self, layer: &PairProducts) -> Option<f64> {
-        let mut work = std::mem::take(&mut self.work[0]);
-        self.measure(layer, &mut work);
-        let rho = self.target.rho(&work.keys, &mut self.sorted);
-        self.work[0] = work;
-        rho
-    }
-
-    /// Keys of the cosines over the chosen layers and `layer`.
-    fn measure(&self, layer: &PairProducts, work: &mut WorkSpace) {
-        let inverse = |square: f64| if square > 0.0 { 1.0 / square.sqrt() } else { 0.0 };
-        work.inverse_lengths.clear();
-        work.inverse_lengths
-            .extend(self.squares.iter().zip(&layer.squares).map(|(sum, &x)| inverse(sum + f64::from(x))));
-        work.keys.resize(self.pairs.len(), 0);
-        let mut rest = (work.keys.as_mut_slice(), self.pairs.as_slice(), layer.pairs.as_slice());
-        for (i, &mine) in work.inverse_lengths.iter().enumerate() {
-            let theirs = &work.inverse_lengths[i + 1..];
-            let (keys, other_keys) = rest.0.split_at_mut(theirs.len());
-            let (sums, other_sums) = rest.1.split_at(theirs.len());
-            let (products, other_products) = rest.2.split_at(theirs.len());
-            rest = (other_keys, other_sums, other_products);
-            for (((key, sum), &product), other) in keys.iter_mut().zip(sums).zip(products).zip(theirs) {
-                *key = grid_key((sum + f64::from(product)) * (mine * other));
-            }
-        }
-    }
-
-    fn add(&mut self, layer: &PairProducts) {
-        for (sum, &x) in self.pairs.iter_mut().zip(&layer.pairs) {
-            *sum += f64::from(x);
-        }
-        for (sum, &x) in self.squares.iter_mut().zip(&layer.squares) {
-            *sum += f64::from(x);
-        }
+        let rho = |&at: &usize| {
+            let Candidate { layer, histogram, .. } = &candidates[at];
+            self.target.rho(&self.chosen.cosines_with(&layers[*layer]), histogram).map(|rho| (at, rho))
+        };
+        let rhos: Vec<(usize, f64)> = rivals.par_iter().filter_map(rho).collect();
+        rhos.into_iter().reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(at, _)| at)
     }
 }
 

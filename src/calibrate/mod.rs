@@ -5,6 +5,9 @@
 
 mod assign;
 mod calibration;
+mod checksum;
+mod cosines;
+mod counts;
 mod encode;
 mod error;
 mod fit;
@@ -15,17 +18,23 @@ mod kmeans;
 mod mask;
 #[cfg(test)]
 mod planted;
+mod products;
+mod ranked;
 mod report;
+mod shares;
 mod spearman;
+mod transforms;
 
-pub use assign::balanced_assignment;
-pub use calibration::Calibration;
+pub use assign::{balanced_assignment, weighted_assignment};
+pub use calibration::{Calibration, TauOrigin};
 pub use encode::{FORMAT_VERSION, decode, encode};
-pub use error::{CalibrateError, FormatError, MismatchError};
+pub use error::{CalibrateError, CountsError, FormatError, MismatchError};
 pub use fit::{CalibrationParams, fit};
 pub use gram::{PairProducts, pair_products};
 pub use input::CalibrationInput;
-pub use kmeans::{Clustering, KmeansParams, balanced_kmeans};
-pub use mask::{LayerChoice, NoSpread, choose_layers};
+pub use kmeans::{Clustering, KmeansParams, balanced_kmeans, weighted_kmeans};
+pub use mask::{LayerChoice, MAX_COMPARED, NoSpread, choose_layers};
 pub use report::{CalibrationReport, ClusterReport};
+pub use shares::Shares;
 pub use spearman::spearman;
+pub use transforms::{Transform, TransformRho, best_transform, gates_of, transform_rhos};

@@ -13,6 +13,9 @@ pub struct CalibrationReport {
     pub n_requests: usize,
     /// Their prompt tokens.
     pub n_tokens: u64,
+    /// Requests whose pairs the mask and rho are made of: all of them, or a sample of
+    /// [`MAX_COMPARED`](crate::calibrate::MAX_COMPARED).
+    pub n_compared: usize,
     /// Requests left out of the clusters, because none of their picks weighs anything in the masked layers.
     pub n_without_signature: usize,
     /// MoE layers in the order they were chosen, those beyond the mask too.
@@ -27,6 +30,8 @@ pub struct CalibrationReport {
     pub rho_all_layers: Option<f64>,
     /// Pearson's correlation of a request's prefill and decode counts, averaged over requests.
     pub prefill_decode_correlation: Option<f64>,
+    /// Shares of the decode workers that cluster sizes follow; equal without.
+    pub capacity: Option<Vec<u32>>,
     /// Summed cosine distance of the requests from their centroids.
     pub cost: f64,
     /// Assignment steps of the search that won.

@@ -56,7 +56,7 @@ mod tests {
     use ndarray::array;
 
     use super::*;
-    use crate::types::MoeShape;
+    use crate::{calibrate::TauOrigin, types::MoeShape};
 
     fn calibration(seed: u64) -> Calibration {
         Calibration {
@@ -72,6 +72,9 @@ mod tests {
             cost: 0.25,
             seed,
             load_model: None,
+            tau_origin: TauOrigin::Default,
+            capacity: None,
+            verdict: None,
         }
     }
 

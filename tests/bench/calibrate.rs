@@ -1,20 +1,20 @@
-//! How long calibration takes: a signature online, and the offline fit with its parts at the size the paper reports.
+//! How long calibration takes: a signature online, and the offline fit with its parts, from the size the paper reports to
+//! a hundred times that.
 
 use std::sync::LazyLock;
 
 use divan::{Bencher, black_box};
 use eldr::{
     calibrate::{
-        Calibration, CalibrationInput, CalibrationParams, KmeansParams, PairProducts, balanced_assignment,
+        Calibration, CalibrationInput, CalibrationParams, KmeansParams, PairProducts, TauOrigin, balanced_assignment,
         balanced_kmeans, choose_layers, fit, pair_products,
     },
     rng::Rng,
     signature::ExpertCounts,
     types::MoeShape,
 };
-use ndarray::Array2;
+use ndarray::{Array2, s};
 
-const N_REQUESTS: usize = 1000;
 const N_DOMAINS: usize = 8;
 
 fn main() {
@@ -22,8 +22,8 @@ fn main() {
 }
 
 /// Requests of eight domains in a model of `n_layers` usable layers and 128 experts, top 8. A domain prefers its own
-/// quarter of the experts, more in deeper layers; 64 tokens of prompt and of output each.
-fn requests(n_requests: usize, n_layers: u32) -> CalibrationInput {
+/// quarter of the experts, more in deeper layers; `n_tokens` of prompt and of output each.
+fn requests(n_requests: usize, n_layers: u32, n_tokens: u32) -> CalibrationInput {
     let n_layer = n_layers + 1;
     let layers: Vec<u32> = (0..n_layer).collect();
     let shape = MoeShape { layers: layers.clone(), n_layer, n_expert: 128, n_expert_used: 8 };
@@ -34,10 +34,10 @@ fn requests(n_requests: usize, n_layers: u32) -> CalibrationInput {
         let domain = i % N_DOMAINS;
         let mut counts = [ExpertCounts::for_shape(&shape), ExpertCounts::new(&layers, 128)];
         for counts in &mut counts {
-            counts.add_tokens(64);
+            counts.add_tokens(n_tokens);
             for layer in counts.layers().to_vec() {
                 let home = homes[domain * n_layer as usize + layer as usize];
-                let picks: Vec<u32> = (0..64 * 8)
+                let picks: Vec<u32> = (0..n_tokens * 8)
                     .map(|_| {
                         let at_home = rng.below(2 * n_layer as usize) < layer as usize;
                         if at_home { (home + rng.below(32) as u32) % 128 } else { rng.below(128) as u32 }
@@ -52,7 +52,7 @@ fn requests(n_requests: usize, n_layers: u32) -> CalibrationInput {
     input
 }
 
-static REQUESTS: LazyLock<CalibrationInput> = LazyLock::new(|| requests(N_REQUESTS, 48));
+static REQUESTS: LazyLock<CalibrationInput> = LazyLock::new(|| requests(2048, 48, 64));
 
 fn random_points(n: usize, width: usize) -> Array2<f32> {
     let mut rng = Rng::new(2);
@@ -86,37 +86,50 @@ fn signature(bencher: Bencher) {
         cost: 0.0,
         seed: 1,
         load_model: None,
+        tau_origin: TauOrigin::Default,
+        capacity: None,
+        verdict: None,
     };
     bencher.bench(|| black_box(&calibration).signature(black_box(&counts)));
 }
 
-/// The whole fit: 1,000 requests, 48 usable layers, 128 experts, 16 workers.
-#[divan::bench(sample_count = 3, sample_size = 1)]
-fn fit_1000x48x128(bencher: Bencher) {
-    LazyLock::force(&REQUESTS);
-    bencher.bench(|| fit(&REQUESTS, &CalibrationParams::new(16)).expect("a good input"));
+/// The whole fit for 16 workers: requests, usable layers of 128 experts, searches of the clustering.
+///
+/// Beyond 2,048 requests the mask compares a sample, and what grows is the clustering: with the requests a step, and with
+/// the steps it takes.
+#[divan::bench(args = [(1_000, 48, 8), (10_000, 48, 8), (100_000, 6, 1)], sample_count = 1, sample_size = 1)]
+fn fit_requests_layers_searches(bencher: Bencher, (n, n_layers, n_restarts): (usize, u32, u32)) {
+    let input = requests(n, n_layers, 16);
+    let params = CalibrationParams { n_restarts, ..CalibrationParams::new(16) };
+    bencher.bench(|| fit(black_box(&input), &params).expect("a good input"));
 }
 
 /// Products of all pairs in one layer, as the fit does for each.
 #[divan::bench(sample_count = 10, sample_size = 1)]
 fn pair_products_1000x128(bencher: Bencher) {
-    let layer = REQUESTS.prefill_layer(20).mapv(f64::from);
+    let layer = counts(20, 1000);
     bencher.bench(|| pair_products(black_box(&layer)));
 }
 
-/// The greedy mask over 48 layers and all 499,500 pairs.
-#[divan::bench(sample_count = 3, sample_size = 1)]
-fn mask_1000x48(bencher: Bencher) {
-    let products = |position| pair_products(&REQUESTS.prefill_layer(position).mapv(f64::from));
-    let layers: Vec<PairProducts> = (0..48).map(products).collect();
-    let target = layers[47].clone();
+/// Counts of the first `n` requests in one layer.
+fn counts(layer: usize, n: usize) -> Array2<f64> {
+    REQUESTS.prefill_layer(layer).slice(s![..n, ..]).mapv(f64::from)
+}
+
+/// The greedy mask over 48 layers and all pairs of requests, of which there may be 2,048.
+#[divan::bench(args = [250, 500, 1000, 2048], sample_count = 3, sample_size = 1)]
+fn mask_48(bencher: Bencher, n: usize) {
+    let layers: Vec<PairProducts> = (0..48).map(|layer| pair_products(&counts(layer, n))).collect();
+    let decode = REQUESTS.decode();
+    let decode = decode.slice(s![..n, .., ..]).mapv(f64::from);
+    let target = pair_products(&decode.to_shape((n, 49 * 128)).expect("contiguous").to_owned());
     bencher.bench(|| choose_layers(black_box(&layers), black_box(&target), usize::MAX));
 }
 
 /// Balanced clusters of 1,000 signatures of 20 x 128, 16 workers.
 #[divan::bench(sample_count = 3, sample_size = 1)]
 fn kmeans_1000x16(bencher: Bencher) {
-    let points = random_points(N_REQUESTS, 20 * 128);
+    let points = random_points(1000, 20 * 128);
     let params = KmeansParams { k: 16, seed: 1, n_restarts: 8, max_iterations: 50 };
     bencher.bench(|| balanced_kmeans(black_box(&points), &params));
 }

@@ -1,7 +1,7 @@
 use std::{fs, path::Path};
 
 use eldr::{
-    calibrate::{Calibration, encode},
+    calibrate::{Calibration, TauOrigin, encode},
     types::MoeShape,
 };
 use ndarray::Array2;
@@ -78,6 +78,9 @@ fn calibration() -> Calibration {
         cost: 1.0,
         seed: 1,
         load_model: None,
+        tau_origin: TauOrigin::Default,
+        capacity: None,
+        verdict: None,
     }
 }
 
@@ -112,8 +115,8 @@ fn a_calibration_that_does_not_fit_is_refused() {
     nan.idf[[2, 3]] = f32::NAN;
     refuses_calibration(&dir, &encode(&nan), "2", &["idf", "NaN"]);
 
-    let newer = replace(&bytes, br#""eldr_calibration":"1""#, br#""eldr_calibration":"7""#);
-    refuses_calibration(&dir, &newer, "2", &["format version 7", "reads version 1"]);
+    let newer = replace(&bytes, br#""eldr_calibration":"2""#, br#""eldr_calibration":"7""#);
+    refuses_calibration(&dir, &newer, "2", &["format version 7", "reads version 2"]);
     refuses_calibration(&dir, &bytes[..bytes.len() - 9], "2", &["not a whole safetensors file"]);
     refuses_calibration(&dir, b"not safetensors", "2", &["not a whole safetensors file"]);
 
