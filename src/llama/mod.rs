@@ -15,6 +15,7 @@ mod context;
 mod device;
 mod error;
 mod facts;
+mod gate;
 mod gguf;
 pub mod gguf_file;
 mod guard;
