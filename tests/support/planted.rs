@@ -76,16 +76,15 @@ impl Planted {
     /// What the gate of MoE layer `layer` was planted to say of `token`.
     pub fn expected_gate(&self, token: Token, layer: u32) -> Said<'_> {
         let (gate, token) = (&self.gates[layer as usize], token as usize);
-        Said { scores: &gate.scores[token], logits: &gate.logits[token], probabilities: &gate.probabilities[token] }
+        Said { scores: &gate.scores[token], logits: &gate.logits[token] }
     }
 }
 
-/// What a gate says of a token, by expert: scores, scores with their bias, and what it makes of them.
+/// What a gate says of a token, by expert: scores, and scores with their bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Said<'a> {
     pub scores: &'a [f64],
     pub logits: &'a [f64],
-    pub probabilities: &'a [f64],
 }
 
 /// The tokens of ASCII text: one a character.

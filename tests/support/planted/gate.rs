@@ -33,8 +33,6 @@ pub struct Gate {
     pub picks: Vec<Vec<u32>>,
     /// By token, then expert: the scores with their bias, which the choice is made from.
     pub logits: Vec<Vec<f64>>,
-    /// By token, then expert: what the gate makes of the logits, before any bias of the choice.
-    pub probabilities: Vec<Vec<f64>>,
 }
 
 impl Rule {
@@ -55,23 +53,14 @@ impl Rule {
             if plain { n_differ == 0 } else { n_differ * 4 > N_VOCAB },
             "{n_differ} tokens differ from plain top-k"
         );
-        let logits: Vec<Vec<f64>> = scores.iter().map(|scores| self.logits(scores)).collect();
-        let probabilities = logits.iter().map(|logits| self.probabilities(logits)).collect();
-        Gate { scores, picks, logits, probabilities }
+        let logits = scores.iter().map(|scores| self.logits(scores)).collect();
+        Gate { scores, picks, logits }
     }
 
     fn logits(&self, scores: &[f64]) -> Vec<f64> {
         let mut logits = scores.to_vec();
         add(&mut logits, self.score_bias.as_ref());
         logits
-    }
-
-    fn probabilities(&self, logits: &[f64]) -> Vec<f64> {
-        if self.sigmoid {
-            return logits.iter().map(|&logit| sigmoid(logit)).collect();
-        }
-        let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
-        logits.iter().map(|logit| logit.exp() / sum).collect()
     }
 
     fn clear_picks(&self, scores: &[f64]) -> Option<Vec<u32>> {
@@ -84,7 +73,7 @@ impl Rule {
     fn pick(&self, scores: &[f64]) -> (Vec<u32>, f64) {
         let mut choice = self.logits(scores);
         if self.sigmoid {
-            choice = choice.into_iter().map(sigmoid).collect();
+            choice = choice.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect();
         }
         add(&mut choice, self.choice_bias.as_ref());
         let mut margin = f64::INFINITY;
@@ -102,10 +91,6 @@ impl Rule {
         let (picks, pick_margin) = top(&choice, self.n_used);
         (picks, margin.min(pick_margin))
     }
-}
-
-fn sigmoid(score: f64) -> f64 {
-    1.0 / (1.0 + (-score).exp())
 }
 
 fn add(scores: &mut [f64], bias: Option<&Vec<f64>>) {
