@@ -80,6 +80,7 @@ fn is_input(error: &EngineError) -> bool {
     match error {
         EngineError::Request(_) | EngineError::Config(_) | EngineError::Calibration(_) => true,
         EngineError::CalibrationFile(error) => !matches!(error, CalibrationFileError::Write { .. }),
+        EngineError::TraceFile(error) => error.is_input(),
         EngineError::Llama(error) => !matches!(
             error,
             LlamaError::BatchFull { .. }

@@ -15,6 +15,8 @@ mod inspect;
 mod model;
 mod output;
 mod progress;
+mod prompts;
+mod record;
 mod run;
 mod settings;
 mod size;
@@ -62,6 +64,8 @@ struct Cli {
 enum Verb {
     /// Generate text for one prompt
     Run(run::RunArgs),
+    /// Record which experts prompts and their answers pick, into a trace
+    Record(record::RecordArgs),
     /// Record prompts and fit a calibration: expert weights, layers, one centroid a decode worker
     Calibrate(calibrate::CalibrateArgs),
     /// Serve a workload under several policies and compare
@@ -214,6 +218,7 @@ impl Verb {
     fn json(&self) -> bool {
         match self {
             Self::Run(args) => args.json,
+            Self::Record(args) => args.json,
             Self::Calibrate(args) => args.json,
             Self::Bench(args) => args.json_to_stdout(),
             Self::Inspect(args) => args.json,
@@ -237,6 +242,7 @@ impl Verb {
         let mut output = Output::new(self.json());
         match self {
             Self::Run(args) => args.run(&mut output),
+            Self::Record(args) => args.run(&mut output),
             Self::Calibrate(args) => args.run(&mut output),
             Self::Bench(args) => args.run(&mut output),
             Self::Inspect(args) => args.run(&mut output),

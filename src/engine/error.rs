@@ -1,4 +1,7 @@
-use crate::{engine::CalibrationFileError, schedule::QueueFull};
+use crate::{
+    engine::{CalibrationFileError, TraceFileError},
+    schedule::QueueFull,
+};
 
 /// Why the engine did not start, or did not take a request.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +25,9 @@ pub enum EngineError {
     /// A calibration file could not be read or written.
     #[error(transparent)]
     CalibrationFile(#[from] CalibrationFileError),
+    /// A trace could not be read or written.
+    #[error(transparent)]
+    TraceFile(#[from] TraceFileError),
     /// A worker failed outside the engine's threads.
     #[error("{0}")]
     Run(String),

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use super::{PromptRows, TapRunner};
 use crate::{
     llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
@@ -14,6 +15,8 @@ pub enum TapUse {
     Off,
     /// The experts of prompts in these MoE layers, for signatures.
     Prefill(Vec<u32>),
+    /// As [`TapUse::Prefill`], and the gate's outputs for every expert too, for recordings that ask for them.
+    Gates(Vec<u32>),
     /// The experts of every decode step, in all MoE layers, for counting.
     Decode,
 }
@@ -42,11 +45,14 @@ impl LlamaRunner {
         let params = ContextParams { n_slots: n_slots + u32::from(exact), tap: *tap != TapUse::Off, ..params.clone() };
         let mut context = Context::new(model, &params)?;
         let tapped = match tap {
-            TapUse::Prefill(layers) => layers.clone(),
+            TapUse::Prefill(layers) | TapUse::Gates(layers) => layers.clone(),
             TapUse::Off | TapUse::Decode => Vec::new(),
         };
-        if let TapUse::Prefill(layers) = tap {
+        if let TapUse::Prefill(layers) | TapUse::Gates(layers) = tap {
             context.set_tap_layers(layers)?;
+        }
+        if let TapUse::Gates(_) = tap {
+            context.tap_gates()?;
         }
         let params = context.params();
         let info = RunnerInfo {
@@ -117,6 +123,37 @@ impl LlamaRunner {
         Ok(first)
     }
 
+    /// Puts a chunk of a prompt into the batch; the row of its first token, and its company.
+    fn fill_chunk(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+    ) -> Result<(usize, Option<u32>), RunError> {
+        assert_eq!(self.n_tokens[slot.index()], pos, "position of the chunk in slot {slot}");
+        let companion = self.companion(tokens.len(), slot);
+        let rows = tokens.iter().enumerate().map(|(index, &token)| {
+            let wanted = last && index + 1 == tokens.len();
+            (token, pos + index as u32, slot, wanted)
+        });
+        Ok((self.fill_batch(rows, companion)?, companion))
+    }
+
+    /// Takes a chunk that has run into account, and draws the next token after the last one.
+    fn end_chunk(
+        &mut self,
+        slot: Slot,
+        n: usize,
+        last: bool,
+        first: usize,
+        companion: Option<u32>,
+    ) -> Result<Option<Token>, RunError> {
+        self.dismiss(companion)?;
+        self.n_tokens[slot.index()] += n as u32;
+        if last { self.sample(slot, first + n - 1).map(Some) } else { Ok(None) }
+    }
+
     fn dismiss(&mut self, companion: Option<u32>) -> Result<(), RunError> {
         let Some(seq) = companion else { return Ok(()) };
         self.context.clear_seq(seq).map_err(|error| RunError::Fatal(error.to_string()))
@@ -149,13 +186,7 @@ impl ModelRunner for LlamaRunner {
         last: bool,
         counts: Option<&mut ExpertCounts>,
     ) -> Result<Option<Token>, RunError> {
-        assert_eq!(self.n_tokens[slot.index()], pos, "position of the chunk in slot {slot}");
-        let companion = self.companion(tokens.len(), slot);
-        let rows = tokens.iter().enumerate().map(|(index, &token)| {
-            let wanted = last && index + 1 == tokens.len();
-            (token, pos + index as u32, slot, wanted)
-        });
-        let first = self.fill_batch(rows, companion)?;
+        let (first, companion) = self.fill_chunk(slot, tokens, pos, last)?;
         match counts {
             Some(counts) if !self.tap_failed => {
                 let mut chunk = ExpertCounts::new(counts.layers(), counts.n_expert());
@@ -171,9 +202,7 @@ impl ModelRunner for LlamaRunner {
             }
             _ => self.context.decode(&self.batch).map_err(|error| run_error(&error))?,
         }
-        self.dismiss(companion)?;
-        self.n_tokens[slot.index()] += tokens.len() as u32;
-        if last { self.sample(slot, first + tokens.len() - 1).map(Some) } else { Ok(None) }
+        self.end_chunk(slot, tokens.len(), last, first, companion)
     }
 
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
@@ -236,6 +265,35 @@ impl ModelRunner for LlamaRunner {
         self.samplers[slot.index()] = None;
         self.n_tokens[slot.index()] = 0;
         self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
+    }
+}
+
+impl TapRunner for LlamaRunner {
+    fn prefill_rows(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+        sink: &mut dyn FnMut(PromptRows<'_>),
+    ) -> Result<Option<Token>, RunError> {
+        let (first, companion) = self.fill_chunk(slot, tokens, pos, last)?;
+        let n = tokens.len();
+        let ran = self.context.decode_tapped(&self.batch, &mut |rows| {
+            let k = rows.n_expert_used;
+            let gate = |outputs: &'_ [f32]| {
+                let e = outputs.len() / rows.tokens().len();
+                first * e..(first + n) * e
+            };
+            sink(PromptRows {
+                layer: rows.layer,
+                experts: &rows.experts[first * k..][..n * k],
+                probabilities: &rows.probabilities[gate(rows.probabilities)],
+                logits: &rows.logits[gate(rows.logits)],
+            });
+        });
+        ran.map_err(|error| run_error(&error))?;
+        self.end_chunk(slot, n, last, first, companion)
     }
 }
 

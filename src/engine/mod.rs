@@ -17,6 +17,7 @@ mod model_tokenizer;
 mod permits;
 #[cfg(feature = "llama")]
 mod record;
+mod recorder;
 mod replace;
 mod shared;
 mod stream;
@@ -24,6 +25,8 @@ mod stream;
 mod system;
 mod threads;
 mod tokenizer;
+mod trace_file;
+mod trace_writer;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
@@ -40,7 +43,8 @@ pub use model::LoadedModel;
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
 #[cfg(feature = "llama")]
-pub use record::{RecordPrompt, record};
+pub use record::{DEFAULT_BLOCK, record, record_trace};
+pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file};
 pub use shared::EngineStats;
 use shared::Shared;
@@ -49,6 +53,8 @@ pub use stream::{Completion, StreamEvent, TokenStream};
 pub use system::{Versions, add_rpc, devices, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use tokenizer::Tokenizer;
+pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};
+pub use trace_writer::{TraceWriter, check_trace_output};
 
 #[cfg(feature = "llama")]
 pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts};

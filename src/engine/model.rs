@@ -261,32 +261,52 @@ impl LoadedModel {
         config: &EngineConfig,
         tap: &TapUse,
     ) -> Result<Vec<EngineWorker>, EngineError> {
+        let mut workers = Vec::new();
+        for (index, name) in list.devices().enumerate() {
+            let (name, runner, permits) = self.runner(kind, index, name, config, tap)?;
+            workers.push(EngineWorker { name, runner: Box::new(runner), permits });
+        }
+        Ok(workers)
+    }
+
+    /// The first prefill worker's runner, with a tap on all usable layers and, if asked for, on their gates.
+    pub(super) fn tap_runner(&self, config: &EngineConfig, gates: bool) -> Result<LlamaRunner, EngineError> {
+        let layers = self.usable_layers();
+        let tap = if gates { TapUse::Gates(layers) } else { TapUse::Prefill(layers) };
+        let device = config.prefill.devices().next().flatten();
+        Ok(self.runner("prefill", 0, device, config, &tap)?.1)
+    }
+
+    /// A worker's name, its runner, and the turns it takes.
+    fn runner(
+        &self,
+        kind: &str,
+        index: usize,
+        device: Option<&str>,
+        config: &EngineConfig,
+        tap: &TapUse,
+    ) -> Result<(String, LlamaRunner, Option<Arc<Permits>>), EngineError> {
         let on_gpu = self.copies.iter().any(|copy| copy.device.kind() != DeviceKind::Cpu);
         let flash_attn = match config.flash_attention {
             FlashAttention::Auto => on_gpu,
             FlashAttention::On => true,
             FlashAttention::Off => false,
         };
-        let exact = config.exact && !flash_attn;
-        let mut workers = Vec::new();
-        for (index, name) in list.devices().enumerate() {
-            let ModelCopy { model, turns, .. } = self.copy_on(name)?;
-            let params = ContextParams {
-                name: format!("{kind} {index} on {}", model.device().name()),
-                n_ctx_slot: self.n_ctx_slot(config),
-                n_slots: config.n_slots,
-                n_batch: self.chunk(config).max(config.n_slots),
-                n_ubatch: if kind == "prefill" { self.chunk(config) } else { REFILL_UBATCH.max(config.n_slots) },
-                n_threads: self.threads.n_threads,
-                flash_attn,
-                type_k: kv_type(config.kv_format),
-                type_v: kv_type(config.kv_format),
-                ..ContextParams::default()
-            };
-            let runner = LlamaRunner::new(model, &params, tap, exact)?;
-            workers.push(EngineWorker { name: params.name, runner: Box::new(runner), permits: turns.clone() });
-        }
-        Ok(workers)
+        let ModelCopy { model, turns, .. } = self.copy_on(device)?;
+        let params = ContextParams {
+            name: format!("{kind} {index} on {}", model.device().name()),
+            n_ctx_slot: self.n_ctx_slot(config),
+            n_slots: config.n_slots,
+            n_batch: self.chunk(config).max(config.n_slots),
+            n_ubatch: if kind == "prefill" { self.chunk(config) } else { REFILL_UBATCH.max(config.n_slots) },
+            n_threads: self.threads.n_threads,
+            flash_attn,
+            type_k: kv_type(config.kv_format),
+            type_v: kv_type(config.kv_format),
+            ..ContextParams::default()
+        };
+        let runner = LlamaRunner::new(model, &params, tap, config.exact && !flash_attn)?;
+        Ok((params.name, runner, turns.clone()))
     }
 }
 

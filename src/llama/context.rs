@@ -195,6 +195,15 @@ impl Context {
         Ok(())
     }
 
+    /// The tap reads what the gate says of every expert too, from now on. Errors: no tap.
+    pub fn tap_gates(&mut self) -> Result<(), LlamaError> {
+        match &mut self.tap {
+            Some(tap) => tap.read_gates(),
+            None => return Err(setting(&self.params, "it was made without a tap")),
+        }
+        Ok(())
+    }
+
     /// Parts the last tapped batch was computed in; 0 without a tap.
     pub fn n_ubatches(&mut self) -> u32 {
         self.tap.as_mut().map_or(0, Tap::n_ubatches)

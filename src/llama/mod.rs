@@ -16,6 +16,7 @@ mod device;
 mod draw;
 mod error;
 mod facts;
+mod gate;
 mod gguf;
 pub mod gguf_file;
 mod guard;

@@ -14,12 +14,20 @@ use std::{
 
 use llama_cpp_sys_2 as sys;
 
+use super::gate::{GateNode, GateOutputs};
 use crate::types::MoeShape;
 
-const PREFIX: &[u8] = b"ffn_moe_topk-";
+const PREFIX: &[u8] = b"ffn_moe_";
+
+/// A node the tap reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Node {
+    TopK,
+    Gate(GateNode),
+}
 
 /// The experts every token of a batch picked in one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TapRows<'a> {
     /// The MoE layer, as a row of [`MoeShape::layers`].
     pub layer: u32,
@@ -27,6 +35,10 @@ pub struct TapRows<'a> {
     pub n_expert_used: usize,
     /// k ids for each token of the batch, in batch order; every id is below the number of experts.
     pub experts: &'a [u32],
+    /// The gate's probability of every expert, for each token; empty unless the tap reads gates.
+    pub probabilities: &'a [f32],
+    /// The logits the experts were chosen by, for each token; empty unless the tap reads gates.
+    pub logits: &'a [f32],
 }
 
 impl<'a> TapRows<'a> {
@@ -62,6 +74,8 @@ struct State {
     picks: Vec<Vec<u32>>,
     /// By row: nodes read so far, one for each ubatch.
     nodes: Vec<u32>,
+    /// By row: what its gate said; empty where gates are not read.
+    gates: Vec<GateOutputs>,
     scratch: Vec<i32>,
     fault: Option<String>,
 }
@@ -76,6 +90,7 @@ impl Tap {
             active: false,
             picks: vec![Vec::new(); rows],
             nodes: vec![0; rows],
+            gates: Vec::new(),
             scratch: Vec::new(),
             fault: None,
         };
@@ -101,6 +116,12 @@ impl Tap {
         }
     }
 
+    /// Reads the gate's outputs too, from now on.
+    pub fn read_gates(&mut self) {
+        let state = self.state();
+        state.gates.resize_with(state.shape.layers.len(), GateOutputs::default);
+    }
+
     /// MoE layers of the model.
     pub fn n_rows(&mut self) -> u32 {
         self.state().shape.layers.len() as u32
@@ -113,6 +134,7 @@ impl Tap {
         state.fault = None;
         state.picks.iter_mut().for_each(Vec::clear);
         state.nodes.fill(0);
+        state.gates.iter_mut().for_each(GateOutputs::clear);
     }
 
     /// Stops reading.
@@ -139,8 +161,18 @@ impl Tap {
                 return Err(format!("layer {layer} showed picks of {columns} tokens for a batch of {n_tokens}"));
             }
         }
-        for &row in rows.iter().filter(|&&row| is_whole(row)) {
-            sink(TapRows { layer: row, n_expert_used: k, experts: &state.picks[row as usize] });
+        let whole: Vec<u32> = rows.into_iter().filter(|&row| is_whole(row)).collect();
+        // All are in order before any is handed out.
+        for &row in &whole {
+            let Some(gate) = state.gates.get_mut(row as usize) else { break };
+            let finished = gate.finish(n_tokens, state.shape.n_expert);
+            finished.map_err(|reason| format!("layer {}: {reason}", state.shape.layers[row as usize]))?;
+        }
+        for row in whole {
+            let (probabilities, logits) =
+                state.gates.get(row as usize).map_or((&[][..], &[][..]), GateOutputs::outputs);
+            let experts = &state.picks[row as usize];
+            sink(TapRows { layer: row, n_expert_used: k, experts, probabilities, logits });
         }
         Ok(())
     }
@@ -157,24 +189,36 @@ impl Tap {
 }
 
 impl State {
-    /// The row of a wanted layer, if the node is its top-k.
-    fn row_of(&self, name: &[u8]) -> Option<u32> {
-        let digits = name.strip_prefix(PREFIX)?;
-        let layer: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;
-        *self.wanted.get(layer)?
+    /// The row of a wanted layer and what the node is to it.
+    fn node_of(&self, name: &[u8]) -> Option<(u32, Node)> {
+        let name = name.strip_prefix(PREFIX)?;
+        let dash = name.iter().position(|&byte| byte == b'-')?;
+        let node = match &name[..dash] {
+            b"topk" => Node::TopK,
+            _ if self.gates.is_empty() => return None,
+            gate => Node::Gate(GateNode::of_name(gate)?),
+        };
+        let layer: usize = std::str::from_utf8(&name[dash + 1..]).ok()?.parse().ok()?;
+        Some(((*self.wanted.get(layer)?)?, node))
     }
 
     /// Reads the node's columns behind those of earlier ubatches.
-    fn read(&mut self, row: u32, node: &sys::ggml_tensor) {
+    fn read(&mut self, row: u32, node: Node, tensor: &sys::ggml_tensor) {
         if self.fault.is_some() {
             return;
         }
-        let k = self.shape.n_expert_used as usize;
-        let picks = &mut self.picks[row as usize];
-        if let Err(reason) = read_columns(node, k, self.shape.n_expert, &mut self.scratch, picks) {
+        let n_expert = self.shape.n_expert;
+        let read = match node {
+            Node::TopK => {
+                self.nodes[row as usize] += 1;
+                let k = self.shape.n_expert_used as usize;
+                read_columns(tensor, k, n_expert, &mut self.scratch, &mut self.picks[row as usize])
+            }
+            Node::Gate(kind) => self.gates[row as usize].read(kind, tensor, n_expert),
+        };
+        if let Err(reason) = read {
             self.fault = Some(format!("layer {}: {reason}", self.shape.layers[row as usize]));
         }
-        self.nodes[row as usize] += 1;
     }
 }
 
@@ -227,9 +271,9 @@ unsafe extern "C" fn on_node(node: *mut sys::ggml_tensor, ask: bool, user: *mut 
         let node = unsafe { &*node };
         // SAFETY: ggml keeps tensor names terminated.
         let name = unsafe { CStr::from_ptr(node.name.as_ptr()) };
-        let Some(row) = state.row_of(name.to_bytes()) else { return false };
+        let Some((row, kind)) = state.node_of(name.to_bytes()) else { return false };
         if !ask {
-            state.read(row, node);
+            state.read(row, kind, node);
         }
         true
     }));
@@ -254,7 +298,7 @@ mod tests {
     #[test]
     fn only_the_exact_node_of_a_wanted_layer_matches() {
         let mut tap = Tap::new(&shape());
-        let row = |tap: &mut Tap, name: &str| tap.state().row_of(name.as_bytes());
+        let row = |tap: &mut Tap, name: &str| tap.state().node_of(name.as_bytes()).map(|(row, _)| row);
         assert_eq!(row(&mut tap, "ffn_moe_topk-2"), Some(1));
         tap.set_layers(&[0, 2]);
         assert_eq!(row(&mut tap, "ffn_moe_topk-1"), Some(0));
@@ -267,8 +311,19 @@ mod tests {
             "ffn_moe_topk-",
             "ffn_moe_topk-1 (view)",
             "ffn_moe_topk--1",
+            "ffn_moe_probs-1",
+            "ffn_moe_logits-1",
         ] {
             assert_eq!(row(&mut tap, name), None, "{name}");
+        }
+        tap.read_gates();
+        let node = |tap: &mut Tap, name: &str| tap.state().node_of(name.as_bytes());
+        assert_eq!(node(&mut tap, "ffn_moe_topk-1"), Some((0, Node::TopK)));
+        assert_eq!(node(&mut tap, "ffn_moe_logits-4"), Some((2, Node::Gate(GateNode::Logits))));
+        assert_eq!(node(&mut tap, "ffn_moe_logits_biased-4"), Some((2, Node::Gate(GateNode::LogitsBiased))));
+        assert_eq!(node(&mut tap, "ffn_moe_probs-1"), Some((0, Node::Gate(GateNode::Probabilities))));
+        for name in ["ffn_moe_probs-2", "ffn_moe_probs_biased-1", "ffn_moe_probs_masked-1", "ffn_moe_probs"] {
+            assert_eq!(node(&mut tap, name), None, "{name}");
         }
     }
 

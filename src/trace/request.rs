@@ -30,13 +30,13 @@ pub struct GateSums {
 impl TraceRequest {
     /// Decode steps recorded.
     pub fn n_steps(&self, header: &TraceHeader) -> usize {
-        self.picks.len() / step_width(header)
+        self.picks.len() / header.step_width().max(1)
     }
 
     /// The k experts that decode step `step` picked in MoE layer `layer`.
     pub fn step_picks(&self, header: &TraceHeader, step: usize, layer: usize) -> &[u16] {
         let k = header.shape.n_expert_used as usize;
-        &self.picks[step * step_width(header) + layer * k..][..k]
+        &self.picks[step * header.step_width() + layer * k..][..k]
     }
 
     /// Prefill counts of the whole prompt, over the usable layers.
@@ -65,9 +65,46 @@ impl TraceRequest {
     }
 }
 
-/// Expert ids a decode step has: L x k.
-fn step_width(header: &TraceHeader) -> usize {
-    header.shape.n_layer_moe() * header.shape.n_expert_used as usize
+/// Whether `request` can stand in a trace with `header`, with gate sums or without: what is wrong with it if not.
+pub(super) fn check(header: &TraceHeader, gates: bool, request: &TraceRequest) -> Result<(), String> {
+    let (layers, e, k) = (header.shape.usable().len(), header.shape.n_expert, header.shape.n_expert_used);
+    let n_blocks = header.n_blocks(request.n_prompt);
+    let width = header.block_width();
+    if request.id.is_empty() || request.n_prompt == 0 {
+        return Err("has no id or no prompt".to_owned());
+    }
+    if request.blocks.len() != n_blocks * width {
+        let (found, wanted) = (request.blocks.len(), n_blocks * width);
+        return Err(format!("has {found} prefill counts where {wanted} belong"));
+    }
+    for (row, counts) in request.blocks.chunks_exact(e.max(1) as usize).enumerate() {
+        let (block, layer) = (row / layers, row % layers);
+        let (sum, n) =
+            (counts.iter().map(|&n| u32::from(n)).sum::<u32>(), header.n_block_tokens(request.n_prompt, block));
+        if sum != n * k {
+            return Err(format!(
+                "has {sum} picks of {n} tokens in block {block}, row {layer}, where {k} a token belong"
+            ));
+        }
+    }
+    if !request.picks.len().is_multiple_of(header.step_width().max(1)) {
+        let (found, width) = (request.picks.len(), header.step_width());
+        return Err(format!("has {found} picks, which is no multiple of the {width} of a step"));
+    }
+    if let Some(expert) = request.picks.iter().find(|&&expert| u32::from(expert) >= e) {
+        return Err(format!("picks expert {expert} of {e}"));
+    }
+    match &request.gates {
+        None if gates => Err("lacks the gate's sums".to_owned()),
+        Some(_) if !gates => Err("has gate sums in a trace without".to_owned()),
+        Some(sums) if sums.probability.len() != width || sums.logit.len() != width => {
+            Err(format!("has gate sums of another shape than the {width} of its layers and experts"))
+        }
+        Some(sums) if sums.probability.iter().chain(&sums.logit).any(|sum| !sum.is_finite()) => {
+            Err("has a gate sum that is no number".to_owned())
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use eldr::{
 };
 
 pub use arch::Arch;
+use gate::Gate;
 use tensors::Tensors;
 pub use vocab::{N_VOCAB, token_of};
 
@@ -32,6 +33,8 @@ pub struct Planted {
     pub shape: MoeShape,
     /// By MoE layer, then token: the experts picked, ascending.
     picks: Vec<Vec<Vec<u32>>>,
+    /// By MoE layer: what its gate says of every token.
+    gates: Vec<Gate>,
 }
 
 /// Writes the planted model of `arch` and `seed` to `path`; the same arguments write the same bytes.
@@ -48,8 +51,9 @@ pub fn write(arch: Arch, path: &Path, seed: u64) -> Planted {
         n_expert: arch.n_expert(),
         n_expert_used: arch.n_expert_used(),
     };
-    let picks = gates.into_iter().map(|(_, gate)| gate.picks).collect();
-    Planted { path: path.to_owned(), arch, shape, picks }
+    let gates: Vec<Gate> = gates.into_iter().map(|(_, gate)| gate).collect();
+    let picks = gates.iter().map(|gate| gate.picks.clone()).collect();
+    Planted { path: path.to_owned(), arch, shape, picks, gates }
 }
 
 impl Planted {
@@ -68,6 +72,19 @@ impl Planted {
         }
         counts
     }
+
+    /// What the gate of MoE layer `layer` was planted to say of `token`.
+    pub fn expected_gate(&self, token: Token, layer: u32) -> Said<'_> {
+        let (gate, token) = (&self.gates[layer as usize], token as usize);
+        Said { scores: &gate.scores[token], logits: &gate.logits[token] }
+    }
+}
+
+/// What a gate says of a token, by expert: scores, and scores with their bias.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a> {
+    pub scores: &'a [f64],
+    pub logits: &'a [f64],
 }
 
 /// The tokens of ASCII text: one a character.

@@ -25,11 +25,14 @@ pub struct Rule {
 }
 
 /// A planted gate: the scores of every token, and what it picks by them.
+#[derive(Debug, Clone)]
 pub struct Gate {
     /// By token, then expert.
     pub scores: Vec<Vec<f64>>,
     /// By token: experts, ascending.
     pub picks: Vec<Vec<u32>>,
+    /// By token, then expert: the scores with their bias, which the choice is made from.
+    pub logits: Vec<Vec<f64>>,
 }
 
 impl Rule {
@@ -50,7 +53,14 @@ impl Rule {
             if plain { n_differ == 0 } else { n_differ * 4 > N_VOCAB },
             "{n_differ} tokens differ from plain top-k"
         );
-        Gate { scores, picks }
+        let logits = scores.iter().map(|scores| self.logits(scores)).collect();
+        Gate { scores, picks, logits }
+    }
+
+    fn logits(&self, scores: &[f64]) -> Vec<f64> {
+        let mut logits = scores.to_vec();
+        add(&mut logits, self.score_bias.as_ref());
+        logits
     }
 
     fn clear_picks(&self, scores: &[f64]) -> Option<Vec<u32>> {
@@ -61,12 +71,9 @@ impl Rule {
 
     /// The experts picked, ascending, and the smallest difference that decided it.
     fn pick(&self, scores: &[f64]) -> (Vec<u32>, f64) {
-        let mut choice = scores.to_vec();
-        add(&mut choice, self.score_bias.as_ref());
+        let mut choice = self.logits(scores);
         if self.sigmoid {
-            for score in &mut choice {
-                *score = 1.0 / (1.0 + (-*score).exp());
-            }
+            choice = choice.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect();
         }
         add(&mut choice, self.choice_bias.as_ref());
         let mut margin = f64::INFINITY;
