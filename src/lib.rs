@@ -47,6 +47,7 @@
 pub mod bench;
 pub mod calibrate;
 pub mod engine;
+pub mod figures;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;
