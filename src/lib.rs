@@ -19,9 +19,10 @@
 //! 8. stream out: the client reads tokens and text, blocking or async.
 //!
 //! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`calibrate`], [`route`],
-//! [`schedule`] and [`metrics`] decide, and never touch a clock, a thread or a file; `llama` is llama.cpp as safe
-//! types; [`engine`] runs threads over both; `bench` measures. Without the feature `llama` everything but `llama`
-//! and the loading of models is there, over any [`ModelRunner`](schedule::ModelRunner).
+//! [`schedule`] and [`metrics`] decide, [`figures`] computes what a calibration's report shows, and none of them
+//! touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `bench`
+//! measures. Without the feature `llama` everything but `llama` and the loading of models is there, over any
+//! [`ModelRunner`](schedule::ModelRunner).
 //!
 //! ```no_run
 //! use eldr::{Engine, EngineConfig, types::{Request, SamplingParams}};
@@ -47,6 +48,7 @@
 pub mod bench;
 pub mod calibrate;
 pub mod engine;
+pub mod figures;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;

@@ -10,7 +10,8 @@ use std::{
 const MAX_LINES: usize = 500;
 
 const BASE: &[&str] = &["types", "rng"];
-const POLICY: &[&str] = &["signature", "kv", "calibrate", "route", "schedule", "metrics", "sim", "trace", "refit"];
+const POLICY: &[&str] =
+    &["signature", "kv", "calibrate", "route", "schedule", "metrics", "sim", "trace", "refit", "figures"];
 const FFI: &[&str] = &["llama"];
 const ENGINE: &[&str] = &["engine"];
 const FRONTS: &[&str] = &["server", "cli", "bench", "capi", "gateway"];

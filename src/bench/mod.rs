@@ -4,6 +4,7 @@
 
 pub mod chart;
 mod error;
+pub mod html;
 mod machine;
 mod memo;
 mod picks;
