@@ -57,6 +57,30 @@ impl CalibrationParams {
             max_layers: None,
         }
     }
+
+    /// Whether a fit with these can work, as far as that does not depend on the requests.
+    pub fn check(&self) -> Result<(), CalibrateError> {
+        let n_workers = self.n_workers;
+        if n_workers == 0 {
+            return Err(CalibrateError::NoWorkers);
+        }
+        if let Some(capacity) = self.capacity.as_ref().filter(|capacity| capacity.len() != n_workers) {
+            return Err(CalibrateError::Capacities { n_capacities: capacity.len(), n_workers });
+        }
+        if !(0.0..=2.0).contains(&self.tau) {
+            return Err(CalibrateError::Tau(self.tau));
+        }
+        if !(1..=MAX_RESTARTS).contains(&self.n_restarts) {
+            return Err(CalibrateError::Restarts { n_restarts: self.n_restarts, limit: MAX_RESTARTS });
+        }
+        if self.max_iterations == 0 {
+            return Err(CalibrateError::NoIterations);
+        }
+        if self.max_layers == Some(0) {
+            return Err(CalibrateError::NoLayers);
+        }
+        Ok(())
+    }
 }
 
 /// Fits a calibration to recorded requests: weights, mask, clusters.
@@ -158,29 +182,12 @@ fn check(input: &CalibrationInput, params: &CalibrationParams) -> Result<(), Cal
     if input.usable().is_empty() {
         return Err(CalibrateError::NoUsableLayer);
     }
-    if n_workers == 0 {
-        return Err(CalibrateError::NoWorkers);
-    }
+    params.check()?;
     if n_requests == 0 {
         return Err(CalibrateError::NoRequests);
     }
     if n_requests < n_workers {
         return Err(CalibrateError::TooFewRequests { n_requests, n_workers });
-    }
-    if let Some(capacity) = params.capacity.as_ref().filter(|capacity| capacity.len() != n_workers) {
-        return Err(CalibrateError::Capacities { n_capacities: capacity.len(), n_workers });
-    }
-    if !(0.0..=2.0).contains(&params.tau) {
-        return Err(CalibrateError::Tau(params.tau));
-    }
-    if !(1..=MAX_RESTARTS).contains(&params.n_restarts) {
-        return Err(CalibrateError::Restarts { n_restarts: params.n_restarts, limit: MAX_RESTARTS });
-    }
-    if params.max_iterations == 0 {
-        return Err(CalibrateError::NoIterations);
-    }
-    if params.max_layers == Some(0) {
-        return Err(CalibrateError::NoLayers);
     }
     for (phase, counts) in [("prefill", input.prefill()), ("decode", input.decode())] {
         for (id, counts) in input.ids().iter().zip(counts.outer_iter()) {

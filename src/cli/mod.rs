@@ -234,6 +234,7 @@ impl Verb {
             Self::Calibrate(args) => vec![&args.output],
             Self::Bench(args) => args.outputs(),
             Self::Inflate(args) => vec![&args.output],
+            Self::Record(args) => vec![&args.output],
             Self::Run(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
         }
     }

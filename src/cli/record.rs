@@ -41,7 +41,7 @@ pub struct RecordArgs {
     prompts: PathBuf,
     /// Trace to write; one that is there is gone on with
     #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    pub output: PathBuf,
     /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,

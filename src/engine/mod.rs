@@ -50,7 +50,7 @@ pub use shared::EngineStats;
 use shared::Shared;
 pub use stream::{Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, serve_rpc, versions};
+pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use tokenizer::Tokenizer;
 pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};

@@ -1,8 +1,10 @@
+use std::path::Path;
+
 use serde::Serialize;
 
 use crate::{
     engine::EngineError,
-    llama::{Backend, DeviceInfo},
+    llama::{self, Backend, DeviceInfo},
 };
 
 /// What this build of eldr stands on.
@@ -30,6 +32,13 @@ pub fn add_rpc(endpoint: &str) -> Result<Vec<String>, EngineError> {
 pub fn versions() -> Versions {
     let backend = Backend::init();
     Versions { eldr: env!("CARGO_PKG_VERSION"), llama_cpp: backend.version(), system_info: backend.system_info() }
+}
+
+/// What calibrations and traces name a model file by, see [`crate::engine::ModelFacts::fingerprint`]; reads its header only.
+pub fn model_fingerprint(path: &Path) -> Result<String, EngineError> {
+    // ggml prints what it finds wrong in a file unless its log is taken first.
+    Backend::init();
+    Ok(llama::fingerprint(path)?)
 }
 
 /// Serves a device of this machine to others at `endpoint` (`HOST:PORT`) until the process ends; returns only with an

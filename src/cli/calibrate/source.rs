@@ -1,0 +1,180 @@
+//! Where a calibration's requests come from: prompts run now, a trace recorded before, or counts of another engine.
+//!
+//! Never fits anything.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use eldr::{
+    bench::workload::WorkloadItem,
+    calibrate::CalibrationInput,
+    engine::{
+        DEFAULT_BLOCK, EngineConfig, LoadedModel, RecordPrompt, WorkerList, model_fingerprint, read_trace,
+        record_trace, threads_alone,
+    },
+    trace::{RecordSettings, Trace},
+};
+
+use crate::cli::{args::ModelArgs, error::CliError, model::shipped, progress, prompts};
+
+#[derive(Debug, Args)]
+#[group(id = "source", required = true, multiple = false, args = ["prompts", "trace", "counts"])]
+pub struct SourceArgs {
+    /// Prompts to run now: JSON lines with an id, a prompt and perhaps a domain and most tokens; a .txt file with a
+    /// prompt on each line; or - for either on standard input
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Requests recorded before, from `eldr record`
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Counts that any engine captured: a safetensors file of `prefill_counts` and `decode_counts`, u32 [N,L,E]
+    #[arg(long, value_name = "FILE")]
+    counts: Option<PathBuf>,
+    /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    max_tokens: u32,
+    /// Use the first N requests only
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Where prompts are prefilled
+    #[arg(long, value_name = "WORKER")]
+    prefill: Option<WorkerList>,
+    /// Where answers are generated
+    #[arg(long, value_name = "WORKER")]
+    decode: Option<WorkerList>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// What a calibration is fitted to.
+pub struct Source {
+    /// The counts of all requests.
+    pub input: CalibrationInput,
+    /// The requests themselves; counts have none.
+    pub trace: Option<Trace>,
+    /// The model they were recorded on, as far as it is known.
+    pub model: Option<PathBuf>,
+    /// Time it took to record them.
+    pub recording: Option<Duration>,
+}
+
+impl SourceArgs {
+    /// The files it reads.
+    pub fn inputs(&self) -> Vec<PathBuf> {
+        let files = [&self.prompts, &self.trace, &self.counts].into_iter().flatten().cloned();
+        files.chain(self.model.model.clone().or_else(shipped)).collect()
+    }
+
+    /// Refuses what can not work before anything is read.
+    pub fn check(&self) -> Result<(), CliError> {
+        if self.max_tokens < 2 {
+            return Err(CliError::usage("--max-tokens must be at least 2: the first token is the prefill's"));
+        }
+        if self.requests == Some(0) {
+            return Err(CliError::usage("--requests is 0: give at least one request to calibrate with"));
+        }
+        Ok(())
+    }
+
+    /// Reads or records the requests, for `n_workers` decode workers.
+    pub fn read(&self, n_workers: usize) -> Result<Source, CliError> {
+        if let Some(path) = &self.trace {
+            return self.read_trace(path, n_workers);
+        }
+        if let Some(path) = &self.counts {
+            let bytes = fs::read(path)
+                .map_err(|error| CliError::input(format!("cannot read the counts {}: {error}", path.display())))?;
+            let input = CalibrationInput::of_counts(&bytes)
+                .map_err(|error| CliError::input(format!("{}: {error}", path.display())))?;
+            if let Some(n) = self.requests.filter(|&n| n < input.n_requests()) {
+                return Err(CliError::usage(format!(
+                    "--requests {n} does not go with --counts: {} has {} requests and all are used",
+                    path.display(),
+                    input.n_requests()
+                )));
+            }
+            return Ok(Source { input, trace: None, model: self.model.model.clone(), recording: None });
+        }
+        self.record(self.prompts.as_deref().expect("one of the three is required"), n_workers)
+    }
+
+    fn read_trace(&self, path: &Path, n_workers: usize) -> Result<Source, CliError> {
+        let mut trace = read_trace(path)?;
+        if let Some(model) = &self.model.model {
+            let fingerprint = model_fingerprint(model)?;
+            if fingerprint != trace.header.fingerprint {
+                return Err(CliError::input(format!(
+                    "{} was recorded on another model than {}: record this one's prompts with `eldr record`",
+                    path.display(),
+                    model.display()
+                )));
+            }
+        }
+        trace.requests.truncate(self.requests.unwrap_or(usize::MAX));
+        enough(path, trace.requests.len(), "requests", n_workers)?;
+        let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
+        Ok(Source { input, trace: Some(trace), model: self.model.model.clone(), recording: None })
+    }
+
+    fn record(&self, path: &Path, n_workers: usize) -> Result<Source, CliError> {
+        let items = prompts::read(path)?;
+        let items = &items[..self.requests.unwrap_or(items.len()).min(items.len())];
+        enough(path, items.len(), "prompts", n_workers)?;
+        let config = self.config();
+        let (model, loaded) = self.model.load(&config)?;
+        let prompts = self.tokenize(items, &loaded)?;
+        let settings = RecordSettings { max_tokens: self.max_tokens, ..RecordSettings::default() };
+
+        progress::end_on_interrupt(
+            "no calibration was written; `eldr record` keeps what it has when it is interrupted",
+        );
+        let started = Instant::now();
+        let bar = progress::bar(prompts.len() as u64, "recording");
+        let trace = record_trace(&loaded, &config, &prompts, DEFAULT_BLOCK, &settings, &mut |n_done| {
+            bar.set_position(n_done as u64);
+        })?;
+        bar.finish_and_clear();
+        let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
+        Ok(Source { input, trace: Some(trace), model: Some(model), recording: Some(started.elapsed()) })
+    }
+
+    fn config(&self) -> EngineConfig {
+        let mut config = EngineConfig { decode: WorkerList::best(1), ..EngineConfig::default() };
+        self.model.configure(&mut config);
+        config.prefill = self.prefill.clone().unwrap_or(config.prefill);
+        config.decode = self.decode.clone().unwrap_or(config.decode);
+        if config.n_threads == 0 {
+            // Recording runs one worker at a time.
+            config.n_threads = threads_alone();
+        }
+        config
+    }
+
+    fn tokenize(&self, items: &[WorkloadItem], loaded: &LoadedModel) -> Result<Vec<RecordPrompt>, CliError> {
+        let tokenizer = loaded.tokenizer();
+        items
+            .iter()
+            .map(|item| {
+                let tokens = tokenizer
+                    .tokenize(&item.prompt)
+                    .map_err(|error| CliError::input(format!("prompt {}: {error}", item.id)))?;
+                let max_tokens = item.max_tokens.map_or(self.max_tokens, |n| n.min(self.max_tokens));
+                Ok(RecordPrompt { id: item.id.clone(), domain: item.domain.clone(), tokens, max_tokens })
+            })
+            .collect()
+    }
+}
+
+fn enough(path: &Path, n: usize, what: &str, n_workers: usize) -> Result<(), CliError> {
+    if n >= n_workers {
+        return Ok(());
+    }
+    Err(CliError::input(format!(
+        "{}: {n} {what} are too few for {n_workers} decode workers; give at least one a worker",
+        path.display()
+    )))
+}
