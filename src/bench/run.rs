@@ -86,6 +86,7 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
     let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
     let mut config = params.config.clone();
     config.seed = params.seed;
+    config.heed_verdict = false;
     config.domains = workload::domains(&items);
     // A bench offers its load whatever happens: the queue holds all of it.
     config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };

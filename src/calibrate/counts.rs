@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     calibrate::{CalibrationInput, CountsError, checksum::hex},
+    signature::ExpertCounts,
     types::MoeShape,
 };
 
@@ -60,6 +61,38 @@ impl CalibrationInput {
         let n_tokens = prefill.counts.chunks_exact(l * e).map(|counts| n_tokens(counts, e, k)).collect();
         let fingerprint = fingerprint(entry("model").unwrap_or_default(), [l, e, k as usize]);
         Ok(Self::of_parts(shape, fingerprint, ids, labels, n_tokens, [prefill.counts, decode.counts]))
+    }
+}
+
+/// Prefill counts of requests to be routed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefillCounts {
+    /// The requests' names.
+    pub ids: Vec<String>,
+    /// Their counts in every layer, rows 0 to L - 1.
+    pub counts: Vec<ExpertCounts>,
+}
+
+impl PrefillCounts {
+    /// Reads them from the bytes of a safetensors file as [`CalibrationInput::of_counts`] takes it; decode counts may be
+    /// missing, and a request may have no picks.
+    pub fn read(bytes: &[u8]) -> Result<Self, CountsError> {
+        let damaged = |error: safetensors::SafeTensorError| CountsError::Safetensors(error.to_string());
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(damaged)?;
+        let entry = |name: &str| header.metadata().as_ref().and_then(|entries| entries.get(name)).map(String::as_str);
+        let prefill = cube(&tensors, "prefill_counts")?;
+        let [n, l, e] = prefill.dim;
+        let shape = shape(l, e, entry("n_expert_used"))?;
+        let ids = match entry("ids") {
+            Some(text) => list::<String>("ids", text, n)?,
+            None => (0..n).map(|i| i.to_string()).collect(),
+        };
+        let of_request = |counts: &[u32]| {
+            let n_tokens = n_tokens(counts, e, shape.n_expert_used);
+            ExpertCounts::from_rows(&shape.layers, shape.n_expert, n_tokens, counts.to_vec())
+        };
+        Ok(Self { counts: prefill.counts.chunks_exact(l * e).map(of_request).collect(), ids })
     }
 }
 

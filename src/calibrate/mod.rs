@@ -27,6 +27,7 @@ mod transforms;
 
 pub use assign::{balanced_assignment, weighted_assignment};
 pub use calibration::{Calibration, TauOrigin};
+pub use counts::PrefillCounts;
 pub use encode::{FORMAT_VERSION, decode, encode};
 pub use error::{CalibrateError, CountsError, FormatError, MismatchError};
 pub use fit::{CalibrationParams, fit};

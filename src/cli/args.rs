@@ -159,6 +159,7 @@ impl RouteArgs {
     pub fn configure(&self, config: &mut EngineConfig, policy: Option<PolicyKind>) {
         let implied = self.calibration.as_ref().map(|_| PolicyKind::LocalityBand);
         put(&mut config.policy, policy.or(implied));
+        config.heed_verdict = policy.is_none();
         config.calibration.clone_from(&self.calibration);
         config.tau = self.tau;
         put(&mut config.min_band, self.min_band);

@@ -9,6 +9,7 @@ use eldr::{
     calibrate::Calibration,
     engine::{EngineConfig, EngineError, KvFormat, LoadedModel, ModelFacts, WorkerList, read_calibration},
     signature::{ExpertCounts, Signature},
+    sim::Verdict,
     types::MoeShape,
 };
 use serde_json::{Map, Value, json};
@@ -236,10 +237,12 @@ fn calibration_rows(calibration: &Calibration) -> Vec<Vec<String>> {
         row("calibration", format!("for {} decode workers", calibration.n_workers())),
         row("layers kept", ranges(&mask(calibration))),
         row("rho", format!("{:.4}", calibration.rho)),
-        row("tau", calibration.tau.to_string()),
+        row("tau", format!("{} ({})", calibration.tau, calibration.tau_origin.name())),
         row("cost", format!("{:.4}", calibration.cost)),
         row("made from", format!("{} requests of {} tokens", calibration.n_requests, calibration.n_tokens)),
         row("seed", calibration.seed.to_string()),
+        row("capacity", calibration.capacity.as_ref().map_or("all alike".to_owned(), |c| format!("{c:?}"))),
+        row("verdict", Verdict::of(calibration).map_or("none".to_owned(), |verdict| verdict.sentence())),
     ]
 }
 
@@ -249,6 +252,9 @@ fn calibration_json(calibration: &Calibration) -> Value {
         "layers": mask(calibration),
         "rho": calibration.rho,
         "tau": calibration.tau,
+        "tau_origin": calibration.tau_origin,
+        "capacity": calibration.capacity,
+        "verdict": Verdict::of(calibration),
         "cost": calibration.cost,
         "n_requests": calibration.n_requests,
         "n_tokens": calibration.n_tokens,

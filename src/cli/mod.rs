@@ -17,6 +17,7 @@ mod output;
 mod progress;
 mod prompts;
 mod record;
+mod route;
 mod run;
 mod settings;
 mod size;
@@ -68,6 +69,8 @@ enum Verb {
     Record(record::RecordArgs),
     /// Record prompts and fit a calibration: expert weights, layers, one centroid a decode worker
     Calibrate(calibrate::CalibrateArgs),
+    /// Show where a calibration sends requests whose counts are given
+    Route(route::RouteArgs),
     /// Serve a workload under several policies and compare
     Bench(bench::BenchArgs),
     /// Show what a model or a calibration is, and which experts a prompt picks
@@ -220,6 +223,7 @@ impl Verb {
             Self::Run(args) => args.json,
             Self::Record(args) => args.json,
             Self::Calibrate(args) => args.json,
+            Self::Route(args) => args.json,
             Self::Bench(args) => args.json_to_stdout(),
             Self::Inspect(args) => args.json,
             Self::Inflate(args) => args.json,
@@ -235,7 +239,7 @@ impl Verb {
             Self::Bench(args) => args.outputs(),
             Self::Inflate(args) => vec![&args.output],
             Self::Record(args) => vec![&args.output],
-            Self::Run(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
+            Self::Run(_) | Self::Route(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
         }
     }
 
@@ -245,6 +249,7 @@ impl Verb {
             Self::Run(args) => args.run(&mut output),
             Self::Record(args) => args.run(&mut output),
             Self::Calibrate(args) => args.run(&mut output),
+            Self::Route(args) => args.run(&mut output),
             Self::Bench(args) => args.run(&mut output),
             Self::Inspect(args) => args.run(&mut output),
             Self::Inflate(args) => args.run(&mut output),

@@ -163,6 +163,8 @@ pub struct EngineConfig {
     pub policy: PolicyKind,
     /// A calibration file, for policies that compare signatures.
     pub calibration: Option<PathBuf>,
+    /// Route by load where the calibration says that locality does not help; false if a policy was asked for by name.
+    pub heed_verdict: bool,
     /// Width of the locality band; none takes the calibration's.
     pub tau: Option<f32>,
     /// Fewest workers of the locality band.
@@ -194,6 +196,7 @@ impl Default for EngineConfig {
             extra_bufts: false,
             policy: PolicyKind::LeastLoaded,
             calibration: None,
+            heed_verdict: true,
             tau: None,
             min_band: 1,
             seed: 0,

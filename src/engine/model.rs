@@ -10,6 +10,7 @@ use crate::{
     route::{PolicyKind, PolicyParams, RoutePolicy},
     schedule::{Job, PrefillWorker, WorkerEvent},
     signature::ExpertCounts,
+    sim::Verdict,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
 };
 
@@ -193,8 +194,8 @@ impl LoadedModel {
         Ok(Some(Arc::new(calibration)))
     }
 
-    /// The configured policy. Without a calibration that fits, policies that need one give way to the least loaded
-    /// worker, and say so.
+    /// The configured policy. A policy that goes by locality gives way to the least loaded worker, and says so, where the
+    /// model is dense or, if [`EngineConfig::heed_verdict`], where its calibration says that locality does not help.
     pub fn policy(
         &self,
         config: &EngineConfig,
@@ -209,6 +210,13 @@ impl LoadedModel {
                 )));
             }
             log::warn!("the model is dense, so there is no expert locality: requests are routed by load");
+            kind = PolicyKind::LeastLoaded;
+        }
+        if config.heed_verdict
+            && kind.needs_calibration()
+            && let Some(verdict) = calibration.and_then(Verdict::of).filter(|verdict| !verdict.helps)
+        {
+            log::warn!("{}", verdict.sentence());
             kind = PolicyKind::LeastLoaded;
         }
         let params = PolicyParams {
@@ -227,7 +235,9 @@ impl LoadedModel {
         let calibration = self.calibration(config)?;
         let policy = self.policy(config, calibration.as_deref())?;
         let tapped = match &calibration {
-            Some(calibration) if config.policy.needs_calibration() => calibration.layers.clone(),
+            Some(calibration) if policy.name() == config.policy.name() && config.policy.needs_calibration() => {
+                calibration.layers.clone()
+            }
             _ => Vec::new(),
         };
         Engine::start(EngineParts {

@@ -1,6 +1,9 @@
 use serde::{Deserialize, Serialize};
 
-use crate::sim::{Interval, ReplayMeans, StepCost};
+use crate::{
+    calibrate::Calibration,
+    sim::{Interval, ReplayMeans, StepCost},
+};
 
 /// Whether the locality band is worth using: what it gains over `least_loaded` on requests that took no part in fitting
 /// it or in choosing its width.
@@ -61,6 +64,11 @@ impl Compared {
 }
 
 impl Verdict {
+    /// The verdict that a calibration carries; nothing if it carries none, or one that this version does not know.
+    pub fn of(calibration: &Calibration) -> Option<Self> {
+        serde_json::from_str(calibration.verdict.as_deref()?).ok()
+    }
+
     /// Whether a gain of the median TPOT is worth routing for.
     pub(super) fn is_worth(gain: &Interval, threshold: f64) -> bool {
         gain.low > 0.0 && gain.mean >= threshold

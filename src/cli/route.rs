@@ -1,0 +1,159 @@
+//! `eldr route`: where a calibration would send requests whose counts are given, and why.
+//!
+//! Never runs a model: it is for programs that bring another engine, and for tests.
+
+use std::{fs, path::PathBuf, str::FromStr, sync::Arc};
+
+use clap::Args;
+use eldr::{
+    calibrate::{Calibration, PrefillCounts},
+    engine::{EngineError, read_calibration},
+    route::{Decision, PolicyKind, PolicyParams, RouteRequest, WorkerView},
+    signature::{ExpertCounts, Signature},
+    types::WorkerId,
+};
+use serde_json::{Value, json};
+
+use super::{error::CliError, output::Output};
+
+/// Slots of a worker that nobody described: it is never full.
+const MANY_SLOTS: u32 = u32::MAX;
+
+#[derive(Debug, Args)]
+pub struct RouteArgs {
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Calibration file, from `eldr calibrate`
+    #[arg(long, value_name = "FILE")]
+    calibration: PathBuf,
+    /// The requests: a safetensors file of `prefill_counts`, u32 [N,L,E]
+    #[arg(long, value_name = "FILE")]
+    counts: PathBuf,
+    /// Requests each worker has in flight, such as 3,1,0; all 0 without it
+    #[arg(long, value_name = "N,N,..")]
+    loads: Option<Numbers>,
+    /// Most requests each worker can hold, such as 16,16,8; no bound without it
+    #[arg(long, value_name = "N,N,..")]
+    slots: Option<Numbers>,
+    /// Book each request on its worker before the next is routed
+    #[arg(long)]
+    book: bool,
+    /// Width of the locality band; the calibration's without it
+    #[arg(long, value_name = "TAU")]
+    tau: Option<f32>,
+    /// Fewest workers of the locality band
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    min_band: u32,
+}
+
+/// Numbers between commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Numbers(Vec<u32>);
+
+impl FromStr for Numbers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u32>, _> = text.split(',').map(|part| part.trim().parse()).collect();
+        numbers.map(Self).map_err(|_| "it must be a whole number for each worker, such as 3,1,0".to_owned())
+    }
+}
+
+impl RouteArgs {
+    pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        let calibration = read_calibration(&self.calibration).map_err(EngineError::from)?;
+        let PrefillCounts { ids, counts } = self.counts(&calibration)?;
+        let mut workers = self.workers(calibration.n_workers())?;
+        let params = PolicyParams {
+            tau: self.tau.unwrap_or(calibration.tau),
+            min_band: self.min_band,
+            centroids: Some(Arc::new(calibration.centroids.clone())),
+            ..PolicyParams::new(calibration.n_workers())
+        };
+        let mut policy = PolicyKind::LocalityBand.build(&params).map_err(CliError::usage)?;
+        let mut rows = Vec::with_capacity(counts.len());
+        for (id, counts) in ids.iter().zip(&counts) {
+            let signature = calibration.signature(counts);
+            let request = RouteRequest { signature: signature.as_ref(), domain: None };
+            let decision = policy
+                .select(&request, &workers)
+                .map_err(|error| CliError::failed(format!("request {id} can not be placed: {error}")))?;
+            if self.book {
+                workers[decision.worker.index()].n_inflight += 1;
+            }
+            let similarities = signature.as_ref().map(|signature| similarities(&calibration, signature));
+            output.line(&line(id, &decision, similarities.as_deref()))?;
+            rows.push(row(id, &decision, similarities.as_deref(), params.tau));
+        }
+        output.json(&json!({ "policy": policy.name(), "tau": params.tau, "requests": rows }))
+    }
+
+    /// The requests' names and counts, in the calibration's layers.
+    fn counts(&self, calibration: &Calibration) -> Result<PrefillCounts, CliError> {
+        let shown = self.counts.display();
+        let bytes = fs::read(&self.counts)
+            .map_err(|error| CliError::input(format!("cannot read the counts {shown}: {error}")))?;
+        let read = PrefillCounts::read(&bytes).map_err(|error| CliError::input(format!("{shown}: {error}")))?;
+        let shape = &calibration.shape;
+        let wrong = |counts: &&ExpertCounts| {
+            (counts.layers().len(), counts.n_expert()) != (shape.n_layer_moe(), shape.n_expert)
+        };
+        if let Some(counts) = read.counts.iter().find(wrong) {
+            return Err(CliError::input(format!(
+                "{shown} has counts of {} layers of {} experts, and the calibration is for {} of {}: give counts of the \
+                 model that was calibrated",
+                counts.layers().len(),
+                counts.n_expert(),
+                shape.n_layer_moe(),
+                shape.n_expert
+            )));
+        }
+        Ok(read)
+    }
+
+    fn workers(&self, n_workers: usize) -> Result<Vec<WorkerView>, CliError> {
+        let numbers = |given: &Option<Numbers>, name: &str, otherwise: u32| match given {
+            Some(Numbers(numbers)) if numbers.len() == n_workers => Ok(numbers.clone()),
+            Some(Numbers(numbers)) => Err(CliError::usage(format!(
+                "--{name} has {} numbers, and the calibration is for {n_workers} workers: give one for each",
+                numbers.len()
+            ))),
+            None => Ok(vec![otherwise; n_workers]),
+        };
+        let loads = numbers(&self.loads, "loads", 0)?;
+        let slots = numbers(&self.slots, "slots", MANY_SLOTS)?;
+        let view = |(id, (n_inflight, n_slots))| WorkerView { id: WorkerId(id), n_slots, n_inflight, healthy: true };
+        Ok((0..).zip(loads.into_iter().zip(slots)).map(view).collect())
+    }
+}
+
+fn similarities(calibration: &Calibration, signature: &Signature) -> Vec<f32> {
+    (0..calibration.n_workers()).map(|worker| signature.cosine(calibration.centroid(worker))).collect()
+}
+
+fn line(id: &str, decision: &Decision, similarities: Option<&[f32]>) -> String {
+    let shown: Vec<String> = similarities.unwrap_or_default().iter().map(|cosine| format!("{cosine:.3}")).collect();
+    let why = match similarities {
+        Some(_) => format!("band of {}, load {}; similarities {}", decision.band, decision.n_inflight, shown.join(" ")),
+        None => format!("no signature, load {}", decision.n_inflight),
+    };
+    format!("{id}: worker {} ({why})", decision.worker)
+}
+
+fn row(id: &str, decision: &Decision, similarities: Option<&[f32]>, tau: f32) -> Value {
+    let best = decision.best_similarity;
+    // The band by definition; full workers are left to the decision.
+    let band = similarities
+        .zip(best)
+        .map(|(cosines, best)| (0..cosines.len()).filter(|&worker| cosines[worker] >= best - tau).collect::<Vec<_>>());
+    json!({
+        "id": id,
+        "worker": decision.worker,
+        "reason": decision.reason,
+        "similarities": similarities,
+        "band": band,
+        "n_band": decision.band,
+        "n_inflight": decision.n_inflight,
+    })
+}
