@@ -22,8 +22,8 @@ pub struct AssessParams {
     pub fit: CalibrationParams,
     /// Slots of each decode worker, as many entries as the fit has workers.
     pub n_slots: Vec<u32>,
-    /// Requests in the system, those in prefill included; half the slots if not given. Never more than half of a
-    /// fold's, so that what meets in a batch varies; slots are then fewer in proportion.
+    /// Requests in the system, those in prefill included; half the slots if not given. Never more than nine tenths of
+    /// a fold's, so that no request meets its own copy; slots are then fewer in proportion.
     pub concurrency: Option<usize>,
     /// What a step costs; if not given, [`crate::sim::CostShares::default`] at round robin's mean step, which then takes 1.
     pub cost: Option<StepCost>,
@@ -50,7 +50,7 @@ impl AssessParams {
             concurrency: None,
             cost: None,
             taus: TAUS.to_vec(),
-            p99_slack: 0.01,
+            p99_slack: 0.05,
             n_folds: 4,
             n_seeds: 4,
             threshold: 0.02,

@@ -72,9 +72,9 @@ impl<'a> Trials<'a> {
         }
         let n_slots: usize = params.n_slots.iter().map(|&n| n as usize).sum();
         let wanted = params.concurrency.unwrap_or(n_slots / 2).max(1);
-        let concurrency = wanted.min(requests.len() / params.n_folds / 2);
+        let concurrency = wanted.min(requests.len() / params.n_folds * 9 / 10);
         if concurrency < MIN_BATCH * n_workers && concurrency < wanted {
-            let needed = 2 * params.n_folds * wanted.min(MIN_BATCH * n_workers);
+            let needed = (params.n_folds * wanted.min(MIN_BATCH * n_workers) * 10).div_ceil(9);
             return Err(SimError::TooFewRequests { n_requests: requests.len(), n_workers, needed });
         }
         let fewer = |&n: &u32| (f64::from(n) * concurrency as f64 / wanted as f64).ceil() as u32;

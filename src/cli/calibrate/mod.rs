@@ -112,7 +112,8 @@ impl CalibrateArgs {
         document["output"] = json!(self.output.display().to_string());
         document["model"] = json!(source.model.as_ref().map(|path| path.display().to_string()));
         document["n_workers"] = json!(params.n_workers);
-        document["tau"] = json!(params.tau);
+        // As it was written: 0.3, not the nearest f64 of the f32.
+        document["tau"] = json!(params.tau.to_string().parse::<f64>().unwrap_or_default());
         document["tau_origin"] = json!(params.tau_origin);
         document["seed"] = json!(params.seed);
         document["verdict"] = json!(assessment.as_ref().map(|assessment| &assessment.verdict));
