@@ -198,7 +198,7 @@ mod tests {
         let (nearest, load) = (&tau_curve.points[0].means, &tau_curve.balancers[1].means);
         assert!(nearest.experts_per_token < 0.9 * load.experts_per_token, "{tau_curve:?}");
         // The worker of the domain that uses every expert is slower than a mixed one.
-        assert!(nearest.tpot_p99 > 1.2 * load.tpot_p99, "{tau_curve:?}");
+        assert!(nearest.tpot_p99 > 1.1 * load.tpot_p99, "{tau_curve:?}");
         assert!(tau_curve.tau > 1.0 && !verdict.helps, "{verdict:?}");
         let params = AssessParams { taus: vec![0.0], ..AssessParams::new(CalibrationParams::new(4)) };
         let planted = Planted { pools: Pools::Nested, ..Planted::default() };
@@ -225,11 +225,11 @@ mod tests {
 
     #[test]
     fn what_can_not_be_judged_is_refused_in_words() {
-        let trace = Planted { n_requests: 60, ..Planted::default() }.trace();
+        let trace = Planted { n_requests: 30, ..Planted::default() }.trace();
         let params = AssessParams::new(CalibrationParams::new(4));
         let error = |params: &AssessParams| assess(&trace, params).expect_err("bad").to_string();
         let too_few = error(&params);
-        assert!(too_few.contains("needs 64 requests") && too_few.contains("has 60"), "{too_few}");
+        assert!(too_few.contains("needs 36 requests") && too_few.contains("has 30"), "{too_few}");
         assert!(error(&AssessParams { n_folds: 2, ..params.clone() }).contains("2 folds"));
         assert!(error(&AssessParams { n_seeds: 0, ..params.clone() }).contains("seed"));
         assert!(error(&AssessParams { taus: vec![0.1, 0.1], ..params.clone() }).contains("ascend"));
