@@ -58,7 +58,9 @@ mod tests {
     fn labels_without_a_place_count_as_others() {
         let labels = Labels { names: vec!["a".into(), "b".into()], ..Labels::default() };
         let report = |clusters| CalibrationReport { clusters, purity: Some(0.7), ..planted_report() };
-        let of = |n: &[(&str, usize)]| BTreeMap::from_iter(n.iter().map(|&(label, n)| (label.to_owned(), n)));
+        let of = |n: &[(&str, usize)]| -> BTreeMap<String, usize> {
+            n.iter().map(|&(label, n)| (label.to_owned(), n)).collect()
+        };
         let clusters = vec![
             ClusterReport { size: 9, labels: of(&[("a", 2), ("b", 1), ("rare", 5)]) },
             ClusterReport { size: 3, labels: BTreeMap::new() },

@@ -82,7 +82,9 @@ pub(super) fn transforms(mut transforms: Vec<TransformRho>) -> Figure<Vec<Transf
     if transforms.iter().any(|t| !t.rho.is_finite()) {
         return Figure::left_out("rho is undefined under one of the transforms");
     }
-    transforms.iter_mut().for_each(|t| t.rho = round(t.rho));
+    for transform in &mut transforms {
+        transform.rho = round(transform.rho);
+    }
     Figure::Data(transforms)
 }
 

@@ -51,7 +51,9 @@ impl Phases {
             return Figure::left_out("no layer has both prefill and decode picks");
         }
         let mut all = Moments::default();
-        layers.iter().for_each(|layer| all.merge(&layer.moments));
+        for layer in &layers {
+            all.merge(&layer.moments);
+        }
         Figure::Data(Self {
             r: all.r().map(round),
             r_of_request: report.prefill_decode_correlation.map(round),

@@ -103,29 +103,31 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn r_is_the_textbooks(pairs in prop::collection::vec((0u32..50, 0u32..50), 3..60), cut in 0usize..60) {
-            let pairs: Vec<(f64, f64)> = pairs.into_iter().map(|(x, y)| (f64::from(x), f64::from(y))).collect();
-            let (first, second) = pairs.split_at(cut.min(pairs.len()));
-            let of = |pairs: &[(f64, f64)]| {
-                let mut moments = Moments::default();
-                pairs.iter().for_each(|&(x, y)| moments.add(x, y));
-                moments
-            };
-            let mut moments = of(first);
-            moments.merge(&of(second));
-            match moments.r() {
-                Some(r) => prop_assert!((r - pearson(&pairs)).abs() < 1e-9),
-                None => prop_assert!(pearson(&pairs).is_nan()),
+            #[test]
+            fn r_is_the_textbooks(pairs in prop::collection::vec((0u32..50, 0u32..50), 3..60), cut in 0usize..60) {
+                let pairs: Vec<(f64, f64)> = pairs.into_iter().map(|(x, y)| (f64::from(x), f64::from(y))).collect();
+                let (first, second) = pairs.split_at(cut.min(pairs.len()));
+                let of = |pairs: &[(f64, f64)]| {
+                    let mut moments = Moments::default();
+                    for &(x, y) in pairs {
+     moments.add(x, y);
+    }
+                    moments
+                };
+                let mut moments = of(first);
+                moments.merge(&of(second));
+                match moments.r() {
+                    Some(r) => prop_assert!((r - pearson(&pairs)).abs() < 1e-9),
+                    None => prop_assert!(pearson(&pairs).is_nan()),
+                }
+            }
+
+            #[test]
+            fn samples_are_spread_and_ascend(n in 0usize..500, m in 1usize..100) {
+                let sample = spread_sample(n, m, 1);
+                prop_assert_eq!(sample.len(), n.min(m));
+                prop_assert!(sample.windows(2).all(|w| w[0] < w[1]));
+                prop_assert!(sample.iter().enumerate().all(|(i, &at)| at < n && at >= i * n / m.min(n)));
             }
         }
-
-        #[test]
-        fn samples_are_spread_and_ascend(n in 0usize..500, m in 1usize..100) {
-            let sample = spread_sample(n, m, 1);
-            prop_assert_eq!(sample.len(), n.min(m));
-            prop_assert!(sample.windows(2).all(|w| w[0] < w[1]));
-            prop_assert!(sample.iter().enumerate().all(|(i, &at)| at < n && at >= i * n / m.min(n)));
-        }
-    }
 }

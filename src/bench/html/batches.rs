@@ -72,7 +72,9 @@ fn drawing(batches: &Batches) -> String {
     let (mixed, same) = (line(&|size| Some(size.mixed)), line(&|size| size.same));
     for (class, shape, points) in [("1", Shape::Circle, &mixed), ("2", Shape::Square, &same)] {
         svg.polyline(&format!("l{class}"), points);
-        points.iter().for_each(|&point| svg.mark(&format!("s{class}"), shape, point, 3.6));
+        for &point in points {
+            svg.mark(&format!("s{class}"), shape, point, 3.6);
+        }
     }
     let mut described = Vec::new();
     for (at, size) in sizes.iter().enumerate() {

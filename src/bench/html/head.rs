@@ -23,10 +23,12 @@ pub(super) fn markup(data: &ReportData) -> String {
         shape.n_expert_used,
         name(&data.fingerprint)
     );
-    out.push_str(&match &data.verdict {
-        Figure::Data(verdict) => verdict_markup(verdict),
-        Figure::LeftOut(why) => format!("<p class=\"verdict open\">{}.</p>\n", escape(&capital(why))),
-    });
+    match &data.verdict {
+        Figure::Data(verdict) => out.push_str(&verdict_markup(verdict)),
+        Figure::LeftOut(why) => {
+            let _ = writeln!(out, "<p class=\"verdict open\">{}.</p>", escape(&capital(why)));
+        }
+    }
     let summary = &data.summary;
     let layers: Vec<String> = summary.layers.iter().map(ToString::to_string).collect();
     let facts = [

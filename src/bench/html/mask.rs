@@ -61,7 +61,9 @@ fn drawing(curve: &RhoCurve) -> String {
     let places: Vec<(f64, f64)> =
         curve.rho.iter().enumerate().map(|(at, &rho)| frame.place((at + 1) as f64, rho)).collect();
     svg.polyline("l2", &places);
-    places.iter().for_each(|&place| svg.circle("s2", place, if n > 24 { 2.0 } else { 3.2 }));
+    for &place in &places {
+        svg.circle("s2", place, if n > 24 { 2.0 } else { 3.2 });
+    }
     if let Some(&(x, y)) = places.get(curve.n_kept.saturating_sub(1)) {
         svg.line("mark", (x, y), (x, frame.y.at(marks[0])));
         svg.circle("pick", (x, y), 5.5);

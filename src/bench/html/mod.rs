@@ -147,9 +147,12 @@ mod tests {
         data.batches = Figure::LeftOut("no <steps>".to_owned());
         let page = page(&data);
         check_well_formed(&page);
-        for why in
-            ["no &lt;steps&gt;", "transforms of the counts were not compared", "fewer than two labels", "tau was given"]
-        {
+        for why in [
+            "no &lt;steps&gt;",
+            "the transforms of the counts were not compared",
+            "fewer than two labels",
+            "tau was given",
+        ] {
             assert!(page.contains(&format!("Left out: {why}")), "{why}");
         }
         assert!(page.contains("No verdict: the policies were not replayed"));

@@ -68,12 +68,18 @@ impl Table {
     }
 
     pub(super) fn markup(&self) -> String {
-        let head: String = self.head.iter().map(|cell| format!("<th scope=\"col\">{cell}</th>")).collect();
-        let mut out = format!("<div class=\"scroll\"><table><thead><tr>{head}</tr></thead>\n<tbody>\n");
+        let mut out = "<div class=\"scroll\"><table><thead><tr>".to_owned();
+        for cell in &self.head {
+            let _ = write!(out, "<th scope=\"col\">{cell}</th>");
+        }
+        out.push_str("</tr></thead>\n<tbody>\n");
         for row in &self.rows {
             let (first, rest) = row.split_first().expect("a row has cells");
-            let rest: String = rest.iter().map(|cell| format!("<td>{cell}</td>")).collect();
-            let _ = writeln!(out, "<tr><th scope=\"row\">{first}</th>{rest}</tr>");
+            let _ = write!(out, "<tr><th scope=\"row\">{first}</th>");
+            for cell in rest {
+                let _ = write!(out, "<td>{cell}</td>");
+            }
+            out.push_str("</tr>\n");
         }
         out + "</tbody></table></div>\n"
     }

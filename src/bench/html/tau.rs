@@ -82,7 +82,9 @@ fn drawing(curve: &TauCurve, chosen: f64) -> String {
         let places: Vec<(f64, f64)> =
             curve.points.iter().map(|point| frame.place(point.tau, values(point)[at])).collect();
         svg.polyline(&format!("l{class}"), &places);
-        places.iter().for_each(|&place| svg.mark(&format!("s{class}"), shape, place, 3.4));
+        for &place in &places {
+            svg.mark(&format!("s{class}"), shape, place, 3.4);
+        }
         legend(&mut svg, (LEFT + 108.0 * at as f64, HEIGHT - 12.0), name, shape, class);
     }
     let described: Vec<String> = curve

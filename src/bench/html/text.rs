@@ -22,13 +22,19 @@ pub(super) fn escape(text: &str) -> String {
 
 /// A name from outside as markup: escaped, and apart from the direction of the text around it.
 pub(super) fn name(text: &str) -> String {
-    format!("<bdi>{}</bdi>", escape(text))
+    format!("<bdi>{}</bdi>", escape(visible(text)))
+}
+
+/// Something to read where a name is blank.
+fn visible(text: &str) -> &str {
+    if text.trim().is_empty() { "(blank)" } else { text }
 }
 
 /// At most `width` columns of `text`; what is cut shows as an ellipsis.
 pub(super) fn clip(text: &str, width: usize) -> String {
     // Scripts beyond Greek, Cyrillic and their neighbours are drawn about twice as wide as Latin.
     let columns = |c: char| if c >= '\u{1100}' { 2 } else { 1 };
+    let text = visible(text);
     if text.chars().map(columns).sum::<usize>() <= width {
         return text.to_owned();
     }
@@ -99,6 +105,7 @@ mod tests {
         assert_eq!(clip("\u{4e2d}\u{6587}\u{4e2d}", 6), "\u{4e2d}\u{6587}\u{4e2d}");
         assert_eq!(clip("\u{4e2d}\u{6587}\u{4e2d}", 5), "\u{4e2d}\u{6587}\u{2026}");
         assert_eq!(clip("ab", 0), "\u{2026}");
+        assert_eq!((clip(" ", 9), name("")), ("(blank)".to_owned(), "<bdi>(blank)</bdi>".to_owned()));
     }
 
     #[test]
