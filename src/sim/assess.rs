@@ -203,7 +203,7 @@ mod tests {
         let params = AssessParams { taus: vec![0.0], ..AssessParams::new(CalibrationParams::new(4)) };
         let planted = Planted { pools: Pools::Nested, ..Planted::default() };
         let Assessment { verdict, .. } = assess(&planted.trace(), &params).expect("enough requests");
-        assert!(verdict.experts_per_token.gain.low > 0.05 && verdict.tpot_p99.gain.high < 0.0, "{verdict:?}");
+        assert!(verdict.experts_per_token.gain.low > 0.05 && verdict.tpot_p99.gain.mean < -0.1, "{verdict:?}");
     }
 
     #[test]
