@@ -411,7 +411,7 @@ fn the_documented_python_reads_a_trace() {
     let program = format!("{}\n{show}\n", code.join("\n"));
     let Ok(ran) = Command::new("python3").args(["-c", &program, text(&path)]).output() else { return };
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    let read: Vec<(String, Option<String>, Vec<u8>, Vec<u16>)> = serde_json::from_slice(&ran.stdout).expect("a list");
+    let read: serde_json::Value = serde_json::from_slice(&ran.stdout).expect("a list");
     let want = trace.requests.into_iter().map(|request| (request.id, request.domain, request.blocks, request.picks));
-    assert_eq!(read, want.collect::<Vec<_>>());
+    assert_eq!(read, serde_json::to_value(want.collect::<Vec<_>>()).expect("a list"));
 }
