@@ -2,6 +2,8 @@
 
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/calibrating.rs"]
+mod calibrating;
 #[cfg(unix)]
 #[path = "cli/outputs.rs"]
 mod outputs;

@@ -58,7 +58,6 @@ fn sum(weights: &[f32]) -> f64 {
 /// e^x for x up to 0, within two units in the last place; 0 below -87, where the result would be denormal, and for NaN.
 ///
 /// 2^n times a polynomial for the rest of the exponent, as in Cephes' `expf`.
-#[expect(clippy::inline_always, reason = "a call for each weight would keep the loop out of vector registers")]
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     /// Adding and subtracting it rounds to a whole number, which is then in the low bits.

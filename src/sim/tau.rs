@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     fn point(tau: f32, tpot_mean: f64, tpot_p99: f64) -> TauPoint {
-        TauPoint { tau, means: ReplayMeans { tpot_mean, tpot_p99, ..ReplayMeans::default() } }
+        TauPoint { tau, means: ReplayMeans { tpot_p99, tpot_mean, ..ReplayMeans::default() } }
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn a_dense_model_runs_and_says_that_it_is_routed_by_load() {
 }
 
 /// A calibration of the shipped model for two workers, made up: the first experts of layer 0 tell them apart.
-fn calibration() -> Calibration {
+pub fn calibration() -> Calibration {
     let model = line("inspect --json").succeeded().json()["model"].take();
     let shape: MoeShape = serde_json::from_value(model["moe"].clone()).expect("a shape");
     let e = shape.n_expert as usize;
@@ -240,7 +240,7 @@ fn wrong_usage_is_one_sentence_with_the_way_to_the_help() {
         ("run --flash-attn sometimes hello", "auto, on, off"),
         ("completions tcsh", "bash"),
         ("bench", "--workload"),
-        ("", "no verb given; they are run, record, calibrate, bench, inspect, inflate, doctor, completions"),
+        ("", "no verb given; they are run, record, calibrate, route, bench, inspect, inflate, doctor, completions"),
     ] {
         let ran = line(words);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{words}: {ran:?}");

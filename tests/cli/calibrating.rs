@@ -1,0 +1,202 @@
+//! Calibrations from traces and from other engines' counts, their verdicts, and where they send requests.
+
+use std::{collections::HashMap, fs, path::PathBuf};
+
+use eldr::{
+    calibrate::{CalibrationInput, CalibrationParams, decode, encode, fit},
+    engine::read_trace,
+    sim::Verdict,
+};
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{DATA, TINY, bad_input::calibration, folder, refused, run, text, write};
+
+/// A trace of the first 40 calibration prompts.
+fn trace(dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("trace");
+    let prompts = format!("{DATA}/task.calibration.jsonl");
+    let args = ["record", "-m", TINY, "--prompts", &prompts, "--requests", "40", "-n", "8", "--gates"];
+    run(args.into_iter().chain(["-o", text(&path)])).succeeded();
+    path
+}
+
+/// A counts file of these requests, L layers and E experts.
+fn counts(
+    dir: &TempDir,
+    name: &str,
+    shape: [usize; 3],
+    prefill: &[u32],
+    decode: &[u32],
+    labels: Option<&str>,
+) -> PathBuf {
+    let bytes = [prefill, decode].map(|counts| counts.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
+    let view = |bytes| TensorView::new(Dtype::U32, shape.to_vec(), bytes).expect("a tensor");
+    let tensors = [("prefill_counts", view(&bytes[0])), ("decode_counts", view(&bytes[1]))];
+    let metadata = labels.map(|labels| HashMap::from([("labels".to_owned(), labels.to_owned())]));
+    write(dir, name, safetensors::serialize(tensors, metadata).expect("safetensors"))
+}
+
+/// Six requests of two kinds: the even ones pick experts 0 and 1, the odd ones 2 and 3.
+fn two_kinds(dir: &TempDir, name: &str) -> PathBuf {
+    let row = |kind: u32, i: u32| [0, 1, 2, 3].map(|e| if e / 2 == kind { 5 + (i * (e + 1)) % 3 } else { (i + e) % 2 });
+    let all: Vec<u32> = (0..6).flat_map(|i| row(i % 2, i).into_iter().chain(row(i % 2, i + 1))).collect();
+    counts(dir, name, [6, 2, 4], &all, &all, Some(r#"["a","b","a","b","a",null]"#))
+}
+
+#[test]
+fn a_trace_gives_tau_a_verdict_and_a_page() {
+    let dir = folder();
+    let trace = trace(&dir);
+    let [file, again] = ["a.safetensors", "b.safetensors"].map(|name| dir.path().join(name));
+    let pages = dir.path().join("pages/deep");
+    let args = ["calibrate", "--trace", text(&trace), "--workers", "2", "--json", "-o"];
+    let ran = run(args.into_iter().chain([text(&file), "--report", text(&pages)])).succeeded();
+    assert_eq!(ran.err, "");
+    let report = ran.json();
+    assert_eq!((&report["n_requests"], &report["tau_origin"]), (&40.into(), &"trace".into()));
+    let taus = report["tau_curve"]["points"].as_array().expect("points").len();
+    assert!(taus > 5 && report["verdict"]["helps"].is_boolean(), "{report}");
+    let sentence = report["verdict_sentence"].as_str().expect("a sentence");
+    assert!(sentence.starts_with("locality ") && sentence.contains("95% interval"), "{sentence}");
+
+    let html = fs::read_to_string(pages.join("report.html")).expect("a page");
+    let json: Value =
+        serde_json::from_str(&fs::read_to_string(pages.join("report.json")).expect("numbers")).expect("JSON");
+    assert!(html.starts_with("<!") && html.contains("<svg") && !html.contains("http://") && json.is_object());
+
+    run(args.into_iter().chain([text(&again)])).succeeded();
+    let bytes = fs::read(&file).expect("written");
+    assert!(bytes == fs::read(&again).expect("written"), "the same trace and seed gave other bytes");
+    let stored = Verdict::of(&decode(&bytes).expect("a calibration")).expect("a verdict");
+    assert_eq!(stored.sentence(), sentence);
+    let shown = run(["inspect", "-m", TINY, "--calibration", text(&file)]).succeeded().out;
+    assert!(shown.contains(sentence), "{shown}");
+
+    // With a given tau the verdict is on that tau.
+    let given = run(args.into_iter().chain([text(&file), "--tau", "0.3", "--capacity", "3,1"])).succeeded().json();
+    assert_eq!((&given["tau"], &given["tau_origin"]), (&0.3.into(), &"given".into()));
+    assert_eq!((&given["clusters"][0]["size"], &given["clusters"][1]["size"]), (&30.into(), &10.into()));
+    assert_eq!(given["tau_curve"]["points"].as_array().map(Vec::len), Some(1));
+
+    let dense = crate::dense(&dir);
+    let ask = ["calibrate", "-m", text(&dense), "--trace", text(&trace), "--workers", "2", "-o", text(&file)];
+    refused(&ask, &["recorded on another model"]);
+    let ask = ["calibrate", "--trace", text(&trace), "--requests", "1", "--workers", "2", "-o", text(&file)];
+    refused(&ask, &["1 requests are too few for 2 decode workers"]);
+    let ask = ["calibrate", "--trace", text(&trace), "--workers", "9", "--tau", "auto", "-o", text(&file)];
+    refused(&ask, &["needs", "record more"]);
+    let mut flipped = fs::read(&trace).expect("recorded");
+    let at = flipped.len() / 2;
+    flipped[at] ^= 4;
+    let flipped = write(&dir, "flipped", flipped);
+    refused(
+        &["calibrate", "--trace", text(&flipped), "--workers", "2", "-o", text(&again)],
+        &["record", text(&flipped)],
+    );
+    assert!(fs::read(&again).expect("as it was") == bytes, "a refused calibration changed the file");
+
+    // The trace read by the library is what the program fitted.
+    let trace = read_trace(&trace).expect("a trace");
+    let input = CalibrationInput::of_trace(&trace, 0..40);
+    let (fitted, _) = fit(&input, &CalibrationParams::new(2)).expect("a fit");
+    assert_eq!(fitted.centroids, decode(&bytes).expect("a calibration").centroids);
+}
+
+#[test]
+fn counts_of_another_engine_are_calibrated_and_routed() {
+    let dir = folder();
+    let captured = two_kinds(&dir, "counts.safetensors");
+    let file = dir.path().join("c.safetensors");
+    let args = ["calibrate", "--counts", text(&captured), "--workers", "2", "-o", text(&file), "--json"];
+    let report = run(args).succeeded().json();
+    assert_eq!((&report["purity"], &report["tau_origin"]), (&1.0.into(), &"default".into()));
+    assert!(report["verdict"].is_null());
+
+    let route = |more: &[&str]| {
+        let args = ["route", "--calibration", text(&file), "--counts", text(&captured), "--json"];
+        run(args.iter().chain(more)).succeeded().json()
+    };
+    let routed = route(&[]);
+    let requests = routed["requests"].as_array().expect("requests");
+    let workers: Vec<&Value> = requests.iter().map(|request| &request["worker"]).collect();
+    assert_eq!(workers, [0, 1, 0, 1, 0, 1].map(Value::from).iter().collect::<Vec<_>>());
+    for request in requests {
+        let similarities: Vec<f64> =
+            request["similarities"].as_array().expect("cosines").iter().filter_map(Value::as_f64).collect();
+        let best = usize::from(similarities[1] > similarities[0]);
+        assert_eq!((&request["worker"], &request["band"][0]), (&best.into(), &best.into()), "{request}");
+        assert_eq!((&request["reason"], &request["n_band"]), (&"band".into(), &1.into()), "{request}");
+    }
+    // A band of all workers goes by load; booked requests count.
+    let wide = route(&["--tau", "2", "--loads", "3,1", "--book"]);
+    let workers: Vec<&Value> = wide["requests"].as_array().expect("requests").iter().map(|r| &r["worker"]).collect();
+    assert_eq!(workers[..2], [&Value::from(1), &Value::from(1)]);
+    assert_eq!(wide["requests"][0]["band"], serde_json::json!([0, 1]));
+
+    let base = ["route", "--calibration", text(&file), "--counts", text(&captured)];
+    let with = |more: &[&'static str]| base.iter().copied().chain(more.iter().copied()).collect::<Vec<&str>>();
+    refused(&with(&["--loads", "1,2,3"]), &["--loads has 3 numbers", "2 workers"]);
+    refused(&with(&["--loads", "1,x"]), &["a whole number for each worker"]);
+    refused(&with(&["--tau", "9"]), &["tau is 9"]);
+    let full = run(with(&["--loads", "1,1", "--slots", "1,1"]));
+    assert!(full.code == Some(1) && full.sentence().contains("every decode worker is full"), "{full:?}");
+    let other = counts(&dir, "other.safetensors", [1, 3, 4], &[1; 12], &[1; 12], None);
+    refused(
+        &["route", "--calibration", text(&file), "--counts", text(&other)],
+        &["3 layers of 4 experts", "for 2 of 4"],
+    );
+}
+
+#[test]
+fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
+    let dir = folder();
+    let out = dir.path().join("out.safetensors");
+    let captured = two_kinds(&dir, "counts.safetensors");
+    let same = counts(&dir, "same.safetensors", [6, 2, 4], &[1; 48], &[1; 48], None);
+    let calibrate = |source: &[&str], workers: &str, more: &[&str], wanted: &[&str]| {
+        let args = [&["calibrate"], source, &["--workers", workers, "-o", text(&out)], more].concat();
+        refused(&args, wanted);
+        assert!(!out.exists());
+    };
+    let from = ["--counts", text(&captured)];
+    calibrate(&[], "2", &[], &["--prompts", "--trace", "--counts"]);
+    calibrate(&from, "2", &["--trace", "t"], &["cannot be used with"]);
+    calibrate(&from, "7", &[], &["6 calibration requests", "7"]);
+    calibrate(&from, "2", &["--capacity", "1,2,3"], &["3", "2"]);
+    calibrate(&from, "2", &["--capacity", "1,none"], &["such as 2,1,1"]);
+    calibrate(&from, "2", &["--tau", "auto"], &["--counts has no generated tokens to replay"]);
+    calibrate(&from, "2", &["--tau", "3"], &["from 0", "to 2"]);
+    calibrate(&from, "2", &["--restarts", "20000"], &["20000"]);
+    calibrate(&["--counts", text(&same)], "2", &[], &["6"]);
+    calibrate(&["--counts", text(&dir.path().join("none"))], "2", &[], &["cannot read the counts"]);
+    let damaged = write(&dir, "damaged.safetensors", &fs::read(&captured).expect("written")[..90]);
+    calibrate(&["--counts", text(&damaged)], "2", &[], &["not a whole safetensors file"]);
+    let prose = write(&dir, "prose", "Once upon a time");
+    calibrate(&["--trace", text(&prose)], "2", &[], &["not a trace"]);
+}
+
+// Symptom to prevent: a router that is worse than a load balancer serves because somebody once calibrated it.
+#[test]
+fn serving_heeds_a_verdict_that_locality_does_not_help() {
+    let dir = folder();
+    let trace = trace(&dir);
+    let judged = dir.path().join("judged.safetensors");
+    let args = ["calibrate", "--trace", text(&trace), "--workers", "2", "-o", text(&judged)];
+    run(args).succeeded();
+    let mut verdict = Verdict::of(&decode(&fs::read(&judged).expect("written")).expect("read")).expect("a verdict");
+    let mut ask = |helps: bool, more: &[&str]| {
+        verdict.helps = helps;
+        let mut made_up = calibration();
+        made_up.verdict = Some(serde_json::to_string(&verdict).expect("JSON"));
+        let file = write(&dir, "made-up.safetensors", encode(&made_up));
+        let args = ["run", "-m", TINY, "--calibration", text(&file), "-n", "2", "--json", "Solve for x"];
+        run(args.iter().chain(more)).succeeded()
+    };
+    let ran = ask(false, &[]);
+    assert_eq!(ran.json()["policy"], "least_loaded");
+    assert!(ran.err.contains("locality does not help here"), "{ran:?}");
+    assert_eq!(ask(true, &[]).json()["policy"], "locality_band");
+    assert_eq!(ask(false, &["--policy", "locality_band"]).json()["policy"], "locality_band");
+}
