@@ -169,7 +169,7 @@ fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
     calibrate(&from, "2", &["--tau", "auto"], &["--counts has no generated tokens to replay"]);
     calibrate(&from, "2", &["--tau", "3"], &["from 0", "to 2"]);
     calibrate(&from, "2", &["--restarts", "20000"], &["20000"]);
-    calibrate(&["--counts", text(&same)], "2", &[], &["6"]);
+    calibrate(&["--counts", text(&same)], "2", &[], &["equally far apart", "6 calibration requests"]);
     calibrate(&["--counts", text(&dir.path().join("none"))], "2", &[], &["cannot read the counts"]);
     let damaged = write(&dir, "damaged.safetensors", &fs::read(&captured).expect("written")[..90]);
     calibrate(&["--counts", text(&damaged)], "2", &[], &["not a whole safetensors file"]);

@@ -37,7 +37,7 @@ pub fn write(
     assessment: Option<&Assessment>,
 ) -> Result<PathBuf, CliError> {
     let extras = Extras {
-        model: source.model.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()),
+        model: source.name.file_name().map(|name| name.to_string_lossy().into_owned()),
         transforms: transforms(source, calibration.seed),
         tau: assessment.filter(|a| a.tau_curve.points.len() > 1).map(tau_curve),
         verdict: assessment.map(verdict),
@@ -96,5 +96,8 @@ fn verdict(assessment: &Assessment) -> Verdict {
         change: -compared.gain.mean,
         interval: Some([-compared.gain.high, -compared.gain.low]),
     };
-    Verdict { helps: verdict.helps, sentence: verdict.sentence(), numbers: numbers.map(number).to_vec() }
+    // The page says the first part of the sentence in its own words.
+    let sentence = verdict.sentence();
+    let sentence = sentence.split_once(": ").map_or(sentence.as_str(), |(_, numbers)| numbers).to_owned();
+    Verdict { helps: verdict.helps, sentence, numbers: numbers.map(number).to_vec() }
 }

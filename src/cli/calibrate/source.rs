@@ -56,6 +56,8 @@ pub struct Source {
     pub input: CalibrationInput,
     /// The requests themselves; counts have none.
     pub trace: Option<Trace>,
+    /// What a reader knows them by: the model, or the file they came from.
+    pub name: PathBuf,
     /// The model they were recorded on, as far as it is known.
     pub model: Option<PathBuf>,
     /// Time it took to record them.
@@ -97,7 +99,8 @@ impl SourceArgs {
                     input.n_requests()
                 )));
             }
-            return Ok(Source { input, trace: None, model: self.model.model.clone(), recording: None });
+            let name = path.clone();
+            return Ok(Source { input, trace: None, name, model: self.model.model.clone(), recording: None });
         }
         self.record(self.prompts.as_deref().expect("one of the three is required"), n_workers)
     }
@@ -117,7 +120,9 @@ impl SourceArgs {
         trace.requests.truncate(self.requests.unwrap_or(usize::MAX));
         enough(path, trace.requests.len(), "requests", n_workers)?;
         let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
-        Ok(Source { input, trace: Some(trace), model: self.model.model.clone(), recording: None })
+        let model = self.model.model.clone();
+        let name = model.clone().unwrap_or_else(|| path.to_owned());
+        Ok(Source { input, trace: Some(trace), name, model, recording: None })
     }
 
     fn record(&self, path: &Path, n_workers: usize) -> Result<Source, CliError> {
@@ -139,7 +144,13 @@ impl SourceArgs {
         })?;
         bar.finish_and_clear();
         let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
-        Ok(Source { input, trace: Some(trace), model: Some(model), recording: Some(started.elapsed()) })
+        Ok(Source {
+            input,
+            trace: Some(trace),
+            name: model.clone(),
+            model: Some(model),
+            recording: Some(started.elapsed()),
+        })
     }
 
     fn config(&self) -> EngineConfig {
