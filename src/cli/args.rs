@@ -9,7 +9,7 @@ use clap::{
     builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser},
 };
 use eldr::{
-    engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration},
+    engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration, threads_alone},
     route::PolicyKind,
 };
 
@@ -82,6 +82,17 @@ pub struct WorkerArgs {
     max_retries: Option<u32>,
 }
 
+/// Where requests are recorded: one worker of each kind at a time.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RecordingArgs {
+    /// Where prompts are prefilled
+    #[arg(long, value_name = "WORKER")]
+    prefill: Option<WorkerList>,
+    /// Where answers are generated
+    #[arg(long, value_name = "WORKER")]
+    decode: Option<WorkerList>,
+}
+
 /// How requests are routed.
 #[derive(Debug, Clone, Default, Args)]
 pub struct RouteArgs {
@@ -151,6 +162,21 @@ impl WorkerArgs {
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
         put(&mut config.limits.max_retries, self.max_retries);
+    }
+}
+
+impl RecordingArgs {
+    /// The configuration of a recording with `model`.
+    pub fn config(&self, model: &ModelArgs) -> EngineConfig {
+        let mut config = EngineConfig { decode: WorkerList::best(1), ..EngineConfig::default() };
+        model.configure(&mut config);
+        put(&mut config.prefill, self.prefill.clone());
+        put(&mut config.decode, self.decode.clone());
+        if config.n_threads == 0 {
+            // Recording runs one worker at a time.
+            config.n_threads = threads_alone();
+        }
+        config
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
     path::Path,
 };
 
-use eldr::bench::workload::{self, WorkloadItem};
+use eldr::{
+    bench::workload::{self, WorkloadItem},
+    engine::{LoadedModel, RecordPrompt},
+};
 
 use super::error::CliError;
 
@@ -33,6 +36,26 @@ pub fn read(path: &Path) -> Result<Vec<WorkloadItem>, CliError> {
     let bytes = fs::read(path).map_err(|error| CliError::input(format!("cannot read the prompts {shown}: {error}")))?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     lines(&bytes, &shown.to_string(), &name)
+}
+
+/// The prompts as the model's tokens, `chat` in its chat template; each generates `max_tokens` at most, or its own limit if
+/// that is less.
+pub fn tokenize(
+    items: &[WorkloadItem],
+    loaded: &LoadedModel,
+    max_tokens: u32,
+    chat: bool,
+) -> Result<Vec<RecordPrompt>, CliError> {
+    let tokenizer = loaded.tokenizer();
+    let prompt = |item: &WorkloadItem| {
+        let wrapped = chat.then(|| loaded.chat(&[("user", &item.prompt)])).transpose()?;
+        let tokens = tokenizer
+            .tokenize(wrapped.as_ref().unwrap_or(&item.prompt))
+            .map_err(|error| CliError::input(format!("prompt {}: {error}", item.id)))?;
+        let max_tokens = item.max_tokens.map_or(max_tokens, |n| n.min(max_tokens));
+        Ok(RecordPrompt { id: item.id.clone(), domain: item.domain.clone(), tokens, max_tokens })
+    };
+    items.iter().map(prompt).collect()
 }
 
 fn text_of<'a>(bytes: &'a [u8], shown: &str) -> Result<&'a str, CliError> {

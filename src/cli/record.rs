@@ -13,17 +13,13 @@ use std::{
 
 use clap::Args;
 use eldr::{
-    bench::workload::WorkloadItem,
-    engine::{
-        DEFAULT_BLOCK, EngineConfig, LoadedModel, RecordPrompt, RecordSummary, WorkerList, check_trace_output,
-        threads_alone,
-    },
+    engine::{DEFAULT_BLOCK, RecordSummary, check_trace_output},
     trace::RecordSettings,
 };
 use serde_json::json;
 
 use super::{
-    args::{ModelArgs, switch},
+    args::{ModelArgs, RecordingArgs, switch},
     error::CliError,
     model::shipped,
     output::Output,
@@ -63,12 +59,8 @@ pub struct RecordArgs {
     /// Wrap each prompt in the model's chat template
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     chat: Option<bool>,
-    /// Where prompts are prefilled
-    #[arg(long, value_name = "WORKER")]
-    prefill: Option<WorkerList>,
-    /// Where answers are generated
-    #[arg(long, value_name = "WORKER")]
-    decode: Option<WorkerList>,
+    #[command(flatten)]
+    workers: RecordingArgs,
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -80,10 +72,10 @@ impl RecordArgs {
         let items = prompts::read(&self.prompts)?;
         let items = &items[..self.requests.unwrap_or(items.len()).min(items.len())];
         let stop = stop_on_interrupt();
-        let config = self.config();
+        let config = self.workers.config(&self.model);
         let (path, loaded) = self.model.load(&config)?;
         let recorder = loaded.recorder(&config, self.block, &settings)?;
-        let prompts = self.tokenize(items, &loaded)?;
+        let prompts = prompts::tokenize(items, &loaded, self.max_tokens, settings.chat)?;
 
         let started = Instant::now();
         let bar = progress::bar(prompts.len() as u64, "recording");
@@ -155,31 +147,6 @@ impl RecordArgs {
         let model = self.model.model.clone().or_else(shipped);
         let inputs: Vec<&Path> = model.as_deref().into_iter().chain([self.prompts.as_path()]).collect();
         Ok(check_trace_output(&self.output, &inputs)?)
-    }
-
-    fn config(&self) -> EngineConfig {
-        let mut config = EngineConfig { decode: WorkerList::best(1), ..EngineConfig::default() };
-        self.model.configure(&mut config);
-        config.prefill = self.prefill.clone().unwrap_or(config.prefill);
-        config.decode = self.decode.clone().unwrap_or(config.decode);
-        if config.n_threads == 0 {
-            // Recording runs one worker at a time.
-            config.n_threads = threads_alone();
-        }
-        config
-    }
-
-    fn tokenize(&self, items: &[WorkloadItem], loaded: &LoadedModel) -> Result<Vec<RecordPrompt>, CliError> {
-        let tokenizer = loaded.tokenizer();
-        let prompt = |item: &WorkloadItem| {
-            let wrapped = self.chat.unwrap_or(false).then(|| loaded.chat(&[("user", &item.prompt)])).transpose()?;
-            let tokens = tokenizer
-                .tokenize(wrapped.as_ref().unwrap_or(&item.prompt))
-                .map_err(|error| CliError::input(format!("prompt {}: {error}", item.id)))?;
-            let max_tokens = item.max_tokens.map_or(self.max_tokens, |n| n.min(self.max_tokens));
-            Ok(RecordPrompt { id: item.id.clone(), domain: item.domain.clone(), tokens, max_tokens })
-        };
-        items.iter().map(prompt).collect()
     }
 }
 

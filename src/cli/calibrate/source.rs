@@ -10,16 +10,17 @@ use std::{
 
 use clap::Args;
 use eldr::{
-    bench::workload::WorkloadItem,
     calibrate::CalibrationInput,
-    engine::{
-        DEFAULT_BLOCK, EngineConfig, LoadedModel, RecordPrompt, WorkerList, model_fingerprint, read_trace,
-        record_trace, threads_alone,
-    },
+    engine::{DEFAULT_BLOCK, model_fingerprint, read_trace, record_trace},
     trace::{RecordSettings, Trace},
 };
 
-use crate::cli::{args::ModelArgs, error::CliError, model::shipped, progress, prompts};
+use crate::cli::{
+    args::{ModelArgs, RecordingArgs},
+    error::CliError,
+    model::shipped,
+    progress, prompts,
+};
 
 #[derive(Debug, Args)]
 #[group(id = "source", required = true, multiple = false, args = ["prompts", "trace", "counts"])]
@@ -40,12 +41,8 @@ pub struct SourceArgs {
     /// Use the first N requests only
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
-    /// Where prompts are prefilled
-    #[arg(long, value_name = "WORKER")]
-    prefill: Option<WorkerList>,
-    /// Where answers are generated
-    #[arg(long, value_name = "WORKER")]
-    decode: Option<WorkerList>,
+    #[command(flatten)]
+    workers: RecordingArgs,
     #[command(flatten)]
     pub model: ModelArgs,
 }
@@ -129,9 +126,9 @@ impl SourceArgs {
         let items = prompts::read(path)?;
         let items = &items[..self.requests.unwrap_or(items.len()).min(items.len())];
         enough(path, items.len(), "prompts", n_workers)?;
-        let config = self.config();
+        let config = self.workers.config(&self.model);
         let (model, loaded) = self.model.load(&config)?;
-        let prompts = self.tokenize(items, &loaded)?;
+        let prompts = prompts::tokenize(items, &loaded, self.max_tokens, false)?;
         let settings = RecordSettings { max_tokens: self.max_tokens, ..RecordSettings::default() };
 
         progress::end_on_interrupt(
@@ -151,32 +148,6 @@ impl SourceArgs {
             model: Some(model),
             recording: Some(started.elapsed()),
         })
-    }
-
-    fn config(&self) -> EngineConfig {
-        let mut config = EngineConfig { decode: WorkerList::best(1), ..EngineConfig::default() };
-        self.model.configure(&mut config);
-        config.prefill = self.prefill.clone().unwrap_or(config.prefill);
-        config.decode = self.decode.clone().unwrap_or(config.decode);
-        if config.n_threads == 0 {
-            // Recording runs one worker at a time.
-            config.n_threads = threads_alone();
-        }
-        config
-    }
-
-    fn tokenize(&self, items: &[WorkloadItem], loaded: &LoadedModel) -> Result<Vec<RecordPrompt>, CliError> {
-        let tokenizer = loaded.tokenizer();
-        items
-            .iter()
-            .map(|item| {
-                let tokens = tokenizer
-                    .tokenize(&item.prompt)
-                    .map_err(|error| CliError::input(format!("prompt {}: {error}", item.id)))?;
-                let max_tokens = item.max_tokens.map_or(self.max_tokens, |n| n.min(self.max_tokens));
-                Ok(RecordPrompt { id: item.id.clone(), domain: item.domain.clone(), tokens, max_tokens })
-            })
-            .collect()
     }
 }
 
