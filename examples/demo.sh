@@ -18,9 +18,10 @@ cargo build --locked --release
 eldr="$TARGET/release/eldr"
 mkdir -p "$out"
 
+# The paper's tau: choosing it, and a verdict, take more requests than a demo has time to record.
 echo "== calibrating: which experts each request uses, and one centroid for each of 8 decode workers"
 "$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --requests 160 --workers 8 \
-    -o "$out/task.safetensors"
+    --tau 0.1 --no-verdict -o "$out/task.safetensors"
 
 # Sixteen prefill workers: on a CPU a prompt of this model costs as much as its answer, and with one prefill worker the
 # decode workers would have nothing to batch.
