@@ -16,6 +16,8 @@ const TITLE: &str = "Signatures and centroids in two dimensions";
 const MAX_HEIGHT: f64 = 330.0;
 const TOP: f64 = 22.0;
 const MARGIN: f64 = 14.0;
+/// Height of a centroid's disc.
+const DISC: f64 = 17.0;
 
 pub(super) fn section(data: &ReportData) -> Section {
     let components = match &data.components {
@@ -40,7 +42,7 @@ pub(super) fn section(data: &ReportData) -> Section {
     };
     let note = format!(
         "A point is a request; a numbered disc is a worker&rsquo;s centroid, scaled to length 1 as \
-         signatures are.{sample} The requests&rsquo; coordinates are in <code>report.json</code>."
+         signatures are; those that lie too close share one.{sample} The requests&rsquo; coordinates are in <code>report.json</code>."
     );
     Section { id: ID, title: TITLE, lead, note, drawings: vec![drawing(data, components)], table }
 }
@@ -76,10 +78,13 @@ fn drawing(data: &ReportData, components: &Components) -> String {
         };
         svg.mark(&class, shape, at(point.x, point.y), 2.8);
     }
-    for (worker, &[x, y]) in components.centroids.iter().enumerate() {
-        let place = at(x, y);
-        svg.circle("disc", place, 8.5);
-        svg.text("num m", (place.0, place.1 + 3.6), &worker.to_string());
+    let centroids: Vec<(f64, f64)> = components.centroids.iter().map(|&[x, y]| at(x, y)).collect();
+    for ((x, y), workers) in groups(&centroids) {
+        let label: Vec<String> = workers.iter().map(ToString::to_string).collect();
+        let label = label.join(" ");
+        let width = DISC + 6.0 * (label.len() - 1) as f64;
+        svg.rect("disc", (x - width / 2.0, y - DISC / 2.0), (width, DISC));
+        svg.text("num m", (x, y + 3.6), &label);
     }
     legend.draw(&mut svg, (0.0, TOP + height + 32.0), true);
     let description = format!(
@@ -90,4 +95,29 @@ fn drawing(data: &ReportData, components: &Components) -> String {
         percent(second, 0)
     );
     svg.finish(ID, "Signatures in their first two principal components", &description)
+}
+
+/// Discs that do not hide one another: each place with the workers whose centroids are there or too close to it.
+fn groups(centroids: &[(f64, f64)]) -> Vec<((f64, f64), Vec<usize>)> {
+    let mut groups: Vec<((f64, f64), Vec<usize>)> = Vec::new();
+    for (worker, &(x, y)) in centroids.iter().enumerate() {
+        let near = |((other_x, other_y), _): &&mut ((f64, f64), Vec<usize>)| (x - other_x).hypot(y - other_y) < DISC;
+        match groups.iter_mut().find(near) {
+            Some((_, workers)) => workers.push(worker),
+            None => groups.push(((x, y), vec![worker])),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn centroids_that_would_hide_one_another_share_a_disc() {
+        let got = groups(&[(0.0, 0.0), (40.0, 0.0), (10.0, 5.0), (40.0, 16.0), (80.0, 0.0)]);
+        let workers: Vec<Vec<usize>> = got.into_iter().map(|(_, workers)| workers).collect();
+        assert_eq!(workers, [vec![0, 2], vec![1, 3], vec![4]]);
+    }
 }

@@ -54,7 +54,7 @@ pub(super) fn markup(data: &ReportData) -> String {
 }
 
 fn verdict_markup(verdict: &Verdict) -> String {
-    let (class, word) = if verdict.helps { ("yes", "Locality helps") } else { ("no", "Locality does not help here") };
+    let class = if verdict.helps { "yes" } else { "no" };
     let mut table = Table::new(&["on held-out requests", "change", "confidence interval"]);
     for number in &verdict.numbers {
         let interval = number
@@ -63,17 +63,23 @@ fn verdict_markup(verdict: &Verdict) -> String {
         table.rows.push(vec![name(&number.name), change(number.change), interval]);
     }
     let table = if table.rows.is_empty() { String::new() } else { table.markup() };
-    format!(
-        "<div class=\"verdict {class}\"><p><strong>{word}.</strong> {}</p>\n{table}</div>\n",
-        name(&verdict.sentence)
-    )
+    let sentence = capital(verdict.sentence.trim_end_matches('.'));
+    let said = match sentence.split_once(": ") {
+        Some((claim, numbers)) => format!("<strong>{}:</strong> {}", escape(claim), escape(numbers)),
+        None => escape(&sentence),
+    };
+    format!("<div class=\"verdict {class}\"><p><bdi>{said}.</bdi></p>\n{table}</div>\n")
 }
 
 /// The layers' numbers, as many as fit.
 fn shown(layers: &[String]) -> String {
     const MOST: usize = 8;
     let list = layers[..layers.len().min(MOST)].join(", ");
-    if layers.len() > MOST { format!("{list}, \u{2026}") } else { format!("layer {list}") }
+    match layers.len() {
+        1 => format!("layer {list}"),
+        2..=MOST => format!("layers {list}"),
+        _ => format!("{list}, \u{2026}"),
+    }
 }
 
 fn trimmed(x: f64) -> String {

@@ -57,13 +57,8 @@ fn scatter(phases: &Phases) -> String {
     let end = highest(0).max(highest(1)).min(1.0);
     let frame =
         Frame { x: Scale::root((0.0, end), (LEFT, WIDTH - 8.0)), y: Scale::root((0.0, end), (HEIGHT - 38.0, 22.0)) };
-    let mut marks: Vec<f64> = Vec::new();
-    for mark in [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0].into_iter().filter(|x| *x <= end) {
-        // No two numbers touch.
-        if marks.last().is_none_or(|&last| frame.x.at(mark) - frame.x.at(last) > 30.0) {
-            marks.push(mark);
-        }
-    }
+    let marks = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0];
+    let marks = frame.apart(marks.into_iter().filter(|x| *x <= end));
     let label = |x: f64| percent(x, 0);
     frame.rules(&mut svg, &marks, "share of the answer's picks", label);
     frame.feet(&mut svg, &marks, "share of the prompt's picks", label);

@@ -68,6 +68,17 @@ impl Frame {
         svg.text("t e", (self.x.to.1, bottom + 31.0), title);
     }
 
+    /// Those of `ticks`, ascending, whose numbers below the plot do not touch.
+    pub(super) fn apart(&self, ticks: impl Iterator<Item = f64>) -> Vec<f64> {
+        let mut apart: Vec<f64> = Vec::new();
+        for tick in ticks {
+            if apart.last().is_none_or(|&last| self.x.at(tick) - self.x.at(last) > 30.0) {
+                apart.push(tick);
+            }
+        }
+        apart
+    }
+
     pub(super) fn place(&self, x: f64, y: f64) -> (f64, f64) {
         (self.x.at(x), self.y.at(y))
     }
@@ -86,6 +97,13 @@ mod tests {
         same(ticks(-0.08, 0.09, 4), &[-0.1, -0.05, 0.0, 0.05, 0.1]);
         same(ticks(0.0, 37.0, 4), &[0.0, 10.0, 20.0, 30.0, 40.0]);
         assert!(ticks(3.0, 3.0, 4).len() >= 2);
+    }
+
+    #[test]
+    fn ticks_that_would_touch_are_dropped() {
+        let frame = Frame { x: Scale::linear((0.0, 1.0), (0.0, 100.0)), y: Scale::linear((0.0, 1.0), (1.0, 0.0)) };
+        let apart = frame.apart([0.0, 0.25, 0.5, 0.75, 1.0].into_iter());
+        assert_eq!(apart.iter().map(|x| (x * 100.0) as i32).collect::<Vec<_>>(), [0, 50, 100]);
     }
 
     #[test]

@@ -42,7 +42,8 @@ pub(super) fn section(data: &ReportData) -> Section {
         None => format!("The calibration holds tau&nbsp;=&nbsp;{}.", tau(data.summary.tau)),
     };
     let note = format!(
-        "The band replayed against {} on requests that took no part in the fit; below zero is better.",
+        "The band replayed against {} on requests that took no part in the fit; below zero is better. Tau grows \
+         with the square root.",
         name(&curve.baseline)
     );
     Section { id: ID, title: TITLE, lead, note, drawings: vec![drawing(curve, data.summary.tau)], table }
@@ -64,18 +65,18 @@ fn drawing(curve: &TauCurve, chosen: f64) -> String {
     let marks = ticks(all().fold(-0.01, f64::min), all().fold(0.01, f64::max), 5);
     let widest = curve.points.iter().map(|point| point.tau).fold(chosen, f64::max).max(1e-3);
     let frame = Frame {
-        x: Scale::linear((0.0, widest), (LEFT + 8.0, WIDTH - 14.0)),
+        x: Scale::root((0.0, widest), (LEFT + 8.0, WIDTH - 14.0)),
         y: Scale::linear((marks[0], marks[marks.len() - 1]), (HEIGHT - 60.0, 22.0)),
     };
     let digits = usize::from(marks[1] - marks[0] < 0.0099);
     frame.rules(&mut svg, &marks, &format!("change against {}", curve.baseline), |x| percent(x, digits));
     let zero = frame.y.at(0.0);
     svg.line("axis", (LEFT, zero), (WIDTH - 8.0, zero));
-    let feet: Vec<f64> = ticks(0.0, widest, 5).into_iter().filter(|x| *x <= widest * 1.0001).collect();
+    let feet = frame.apart([0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0].into_iter().filter(|x| *x <= widest));
     frame.feet(&mut svg, &feet, "tau", tau);
     let x = frame.x.at(chosen);
     svg.line("mark", (x, 22.0), (x, HEIGHT - 60.0));
-    let is_left = chosen * 2.0 > widest;
+    let is_left = x > WIDTH / 2.0;
     let text = if is_left { "l b e" } else { "l b" };
     svg.text(text, (x + if is_left { -6.0 } else { 6.0 }, HEIGHT - 66.0), &format!("tau = {}", tau(chosen)));
     for (at, (name, shape, class)) in LINES.into_iter().enumerate() {
