@@ -48,13 +48,13 @@ impl Buckets {
 struct Scale {
     low: f64,
     high: f64,
-    scale: f64,
+    factor: f64,
 }
 
 impl Scale {
     fn new(buckets: Buckets) -> Self {
         let place = |key: u32| f64::from(key) - f64::from(KEY_OF_ZERO);
-        Self { low: place(buckets.first), high: place(buckets.last), scale: buckets.scale }
+        Self { low: place(buckets.first), high: place(buckets.last), factor: buckets.scale }
     }
 
     /// The bucket of a cosine times 2^24: rounded to its key first, so that equal keys share a bucket.
@@ -68,7 +68,7 @@ impl Scale {
         let cosine = if cosine > self.low { cosine } else { self.low };
         let cosine = if cosine < self.high { cosine } else { self.high };
         let key = (cosine + ROUND) - ROUND;
-        ((key - self.low) * self.scale + BITS).to_bits() as u32
+        ((key - self.low) * self.factor + BITS).to_bits() as u32
     }
 }
 

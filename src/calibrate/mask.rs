@@ -84,7 +84,9 @@ fn ranked(target: &PairProducts) -> Ranked {
 /// Rho with all `layers` together, if it is defined.
 pub(super) fn rho_of_all(layers: &[PairProducts], target: &PairProducts) -> Option<f64> {
     let mut sums = SummedProducts::new(target.n());
-    layers.iter().for_each(|layer| sums.add(layer));
+    for layer in layers {
+        sums.add(layer);
+    }
     let (target, cosines) = (ranked(target), sums.cosines());
     target.rho(&cosines, &target.histogram(&cosines))
 }
