@@ -320,7 +320,9 @@ mod tests {
 
     fn sizes(columns: &[u32], k: usize) -> Vec<usize> {
         let mut sizes = vec![0; k];
-        columns.iter().for_each(|&column| sizes[column as usize] += 1);
+        for &column in columns {
+            sizes[column as usize] += 1;
+        }
         sizes
     }
 

@@ -17,33 +17,58 @@ pub(super) struct SummedProducts {
     squares: Vec<f64>,
 }
 
-/// Ranges of 2^`shift` keys from `first` on, numbered from 0. Keys below `first` are taken for `first`, those above
-/// `last` for `last`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Keys in order, in so many equal ranges, numbered from 0. Keys below `first` are taken for `first`, those above `last`
+/// for `last`.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Buckets {
     first: u32,
     last: u32,
-    shift: u32,
+    /// Buckets a key, at most 1.
+    scale: f64,
 }
 
 impl Buckets {
     /// Every key for itself.
-    pub const KEYS: Self = Self { first: 0, last: LAST_KEY, shift: 0 };
+    pub const KEYS: Self = Self { first: 0, last: LAST_KEY, scale: 1.0 };
 
-    /// At most `n` buckets (a power of two) over a little more than the keys from `first` to `last`.
+    /// At most `n` buckets from `first` to `last`.
     fn over(first: u32, last: u32, n: u32) -> Self {
-        let margin = (last - first) / 8;
-        let (first, last) = (first.saturating_sub(margin), (last + margin).min(LAST_KEY));
-        let shift = (u32::BITS - (last - first).leading_zeros()).saturating_sub(n.ilog2());
-        // What the power of two leaves over serves on both sides.
-        let spare = ((n << shift) - 1).saturating_sub(last - first) / 2;
-        let first = first.saturating_sub(spare);
-        Self { first, last: (first + ((n << shift) - 1)).min(LAST_KEY), shift }
+        let width = f64::from(last - first).max(1.0);
+        Self { first, last, scale: (f64::from(n - 1) / width).min(1.0) }
     }
 
     /// The bucket of `key`.
     pub fn of(self, key: u32) -> u32 {
-        (key.clamp(self.first, self.last) - self.first) >> self.shift
+        Scale::new(self).bucket(f64::from(key) - f64::from(KEY_OF_ZERO))
+    }
+}
+
+/// [`Buckets`] in numbers that suit cosines times 2^24.
+#[derive(Clone, Copy)]
+struct Scale {
+    low: f64,
+    high: f64,
+    factor: f64,
+}
+
+impl Scale {
+    fn new(buckets: Buckets) -> Self {
+        let place = |key: u32| f64::from(key) - f64::from(KEY_OF_ZERO);
+        Self { low: place(buckets.first), high: place(buckets.last), factor: buckets.scale }
+    }
+
+    /// The bucket of a cosine times 2^24: rounded to its key first, so that equal keys share a bucket.
+    #[inline]
+    fn bucket(self, cosine: f64) -> u32 {
+        // Adding 1.5 * 2^52 rounds to the nearest whole number; adding 2^52 to one that is not negative leaves it in the
+        // low bits of the mantissa, too.
+        const ROUND: f64 = (3u64 << 51) as f64;
+        const BITS: f64 = (1u64 << 52) as f64;
+        // Not `clamp`: these two comparisons are one instruction each for several pairs.
+        let cosine = if cosine > self.low { cosine } else { self.low };
+        let cosine = if cosine < self.high { cosine } else { self.high };
+        let key = (cosine + ROUND) - ROUND;
+        ((key - self.low) * self.factor + BITS).to_bits() as u32
     }
 }
 
@@ -98,7 +123,7 @@ impl Cosines<'_> {
     /// Calls `visit` with the first pair and the buckets of the pairs of each request with all later ones.
     pub fn for_each_row(&self, buckets: Buckets, mut visit: impl FnMut(usize, &[u32])) {
         let n = self.inverse_lengths.len();
-        let (mut row, zeros) = (vec![0; n], self.zeros());
+        let (mut row, zeros) = (vec![0; n], vec![0.0; n]);
         let mut start = 0;
         for i in 0..n {
             let row = &mut row[i + 1..];
@@ -108,44 +133,37 @@ impl Cosines<'_> {
         }
     }
 
-    /// At most `n` buckets (a power of two) for these cosines, as fine as those of a few requests suggest.
+    /// At most `n` buckets for these cosines, from where a few requests have their lowest to where they have their highest;
+    /// one in a thousand is left beyond on either side.
     pub fn buckets(&self, n_buckets: u32) -> Buckets {
         const N_ROWS: usize = 4;
         let n = self.inverse_lengths.len();
-        let (mut row, zeros) = (vec![0; n], self.zeros());
-        let (mut first, mut last) = (LAST_KEY, 0);
+        let zeros = vec![0.0; n];
+        let mut sample: Vec<u32> = Vec::with_capacity(N_ROWS * n);
         for i in (0..n).step_by(n.div_ceil(2 * N_ROWS).max(1)).take(N_ROWS) {
-            let keys = &mut row[i + 1..];
-            self.row(i, i * (2 * n - i - 1) / 2, &zeros, Buckets::KEYS, keys);
-            for &key in &*keys {
-                (first, last) = (first.min(key), last.max(key));
-            }
+            let seen = sample.len();
+            sample.resize(seen + n - i - 1, 0);
+            self.row(i, i * (2 * n - i - 1) / 2, &zeros, Buckets::KEYS, &mut sample[seen..]);
         }
-        if first <= last { Buckets::over(first, last, n_buckets) } else { Buckets::over(0, LAST_KEY, n_buckets) }
-    }
-
-    /// What is added where there is no layer beside the sum.
-    fn zeros(&self) -> Vec<f32> {
-        vec![0.0; if self.products.is_some() { 0 } else { self.inverse_lengths.len() }]
+        if sample.is_empty() {
+            return Buckets::over(0, LAST_KEY, n_buckets);
+        }
+        let beyond = sample.len() / 1000;
+        let top = sample.len() - 1 - beyond;
+        let last = *sample.select_nth_unstable(top).1;
+        let first = *sample.select_nth_unstable(beyond).1;
+        Buckets::over(first, last, n_buckets)
     }
 
     /// Buckets of request `i` with all later ones, of which the first is pair `start`.
     fn row(&self, i: usize, start: usize, zeros: &[f32], buckets: Buckets, row: &mut [u32]) {
-        // Adding 2^52 rounds to the nearest whole number and leaves it in the low bits of the mantissa.
-        const ROUND: f64 = (1u64 << 52) as f64 + KEY_OF_ZERO as f64;
-        let Buckets { first, last, shift } = buckets;
-        let place = |key: u32| f64::from(key) - f64::from(KEY_OF_ZERO);
-        let (low, high) = (place(first), place(last));
+        let scale = Scale::new(buckets);
         let mine = self.inverse_lengths[i] * f64::from(KEY_OF_ZERO);
         let theirs = &self.inverse_lengths[i + 1..];
         let sums = &self.sums[start..][..theirs.len()];
         let products = &self.products.map_or(zeros, |products| &products[start..])[..theirs.len()];
         for (((bucket, sum), &product), other) in row.iter_mut().zip(sums).zip(products).zip(theirs) {
-            let cosine = (sum + f64::from(product)) * (mine * other);
-            // Not `clamp`: these two comparisons are one instruction each for several pairs.
-            let cosine = if cosine > low { cosine } else { low };
-            let cosine = if cosine < high { cosine } else { high };
-            *bucket = (((cosine + ROUND).to_bits() as u32) - first) >> shift;
+            *bucket = scale.bucket((sum + f64::from(product)) * (mine * other));
         }
     }
 }
@@ -153,6 +171,7 @@ impl Cosines<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
 
     /// Requests whose products with each other are given.
     fn layer(squares: &[f32], pairs: &[f32]) -> PairProducts {
@@ -199,21 +218,34 @@ mod tests {
         assert_eq!(beside, [(1 << 24) + 3 * (1 << 21), 1 << 24, 1 << 24]);
         sums.add(&b);
         assert_eq!(keys(&sums.cosines(), Buckets::KEYS), beside);
-        let buckets = Buckets { first: (1 << 24) + 5, last: (1 << 24) + 9, shift: 1 };
+        let buckets = Buckets { first: (1 << 24) + 5, last: (1 << 24) + 9, scale: 0.5 };
         assert_eq!(keys(&sums.cosines(), buckets), [2, 0, 0]);
     }
 
     #[test]
-    fn buckets_are_in_the_order_of_keys_and_cover_what_was_seen() {
+    fn buckets_are_in_the_order_of_keys() {
         for n in [4, 1 << 16] {
             for (first, last) in [(0, 0), (0, LAST_KEY), (7, 9), (LAST_KEY, LAST_KEY), (1 << 24, (1 << 24) + 200_000)] {
                 let buckets = Buckets::over(first, last, n);
                 let of: Vec<u32> = [0, first, last, LAST_KEY].iter().map(|&key| buckets.of(key)).collect();
-                assert!(of.is_sorted() && of[3] < n, "{buckets:?} {of:?}");
-                assert!(buckets.first <= first && last <= buckets.last, "{buckets:?}");
-                assert!(last - first < 100 || of[2] - of[1] >= n / 4, "{buckets:?} {of:?}");
+                assert_eq!(of, [0, 0, (last - first).min(n - 1), (last - first).min(n - 1)], "{buckets:?}");
+                let some: Vec<u32> = (0..=LAST_KEY).step_by(1001).map(|key| buckets.of(key)).collect();
+                assert!(some.is_sorted());
             }
         }
+        assert!([0, 1, 77, (1 << 24) - 1, 1 << 24, LAST_KEY].iter().all(|&key| Buckets::KEYS.of(key) == key));
+    }
+
+    #[test]
+    fn equal_keys_share_a_bucket_in_rows_and_alone() {
+        let mut sums = SummedProducts::new(40);
+        let mut rng = Rng::new(1);
+        sums.pairs.fill_with(|| rng.uniform() * 1e-5 - 2e-6);
+        sums.squares.fill(1.0);
+        let cosines = sums.cosines();
+        let buckets = Buckets::over((1 << 24) - 11, (1 << 24) + 77, 32);
+        let alone: Vec<u32> = keys(&cosines, Buckets::KEYS).iter().map(|&key| buckets.of(key)).collect();
+        assert_eq!(keys(&cosines, buckets), alone);
     }
 
     #[test]
@@ -221,7 +253,7 @@ mod tests {
         let mut sums = SummedProducts::new(3);
         sums.add(&layer(&[1.0; 3], &[0.25, 0.5, 1.0]));
         let buckets = sums.cosines().buckets(16);
-        assert!(buckets.first < (1 << 24) + (1 << 22) && buckets.last > 3 << 23, "{buckets:?}");
+        assert_eq!(buckets, Buckets::over((1 << 24) + (1 << 22), LAST_KEY, 16));
         assert_eq!(SummedProducts::new(1).cosines().buckets(16), Buckets::over(0, LAST_KEY, 16));
     }
 }

@@ -55,17 +55,16 @@ pub fn choose_layers(
     }
     let mut left: Vec<usize> = (0..layers.len()).collect();
     let (mut order, mut curve) = (Vec::new(), Vec::new());
-    let mut last: Option<Histogram> = None;
+    let mut last: Option<Chosen> = None;
     while !left.is_empty() && order.len() < max_layers {
         // How good the last choice was and what the next may be are two questions about the same sums.
-        let (rho, mut candidates) = rayon::join(|| search.rho(last.as_ref()), || search.candidates(layers, &left));
+        let (rho, candidates) = rayon::join(|| search.rho(last.as_ref()), || search.candidates(layers, &left));
         curve.extend(rho);
-        let best = search.best(layers, &candidates).ok_or(NoSpread::Layers)?;
-        let best = candidates.swap_remove(best);
-        left.retain(|&layer| layer != best.layer);
-        search.chosen.add(&layers[best.layer]);
-        order.push(best.layer);
-        last = Some(best.histogram);
+        let chosen = search.best(layers, candidates).ok_or(NoSpread::Layers)?;
+        left.retain(|&layer| layer != chosen.layer);
+        search.chosen.add(&layers[chosen.layer]);
+        order.push(chosen.layer);
+        last = Some(chosen);
     }
     curve.extend(search.rho(last.as_ref()));
     let peak = curve.iter().copied().max_by(f64::total_cmp).ok_or(NoSpread::Layers)?;
@@ -85,7 +84,9 @@ fn ranked(target: &PairProducts) -> Ranked {
 /// Rho with all `layers` together, if it is defined.
 pub(super) fn rho_of_all(layers: &[PairProducts], target: &PairProducts) -> Option<f64> {
     let mut sums = SummedProducts::new(target.n());
-    layers.iter().for_each(|layer| sums.add(layer));
+    for layer in layers {
+        sums.add(layer);
+    }
     let (target, cosines) = (ranked(target), sums.cosines());
     target.rho(&cosines, &target.histogram(&cosines))
 }
@@ -112,10 +113,18 @@ struct Candidate {
     bounds: Option<Bounds>,
 }
 
+/// The best of them, and rho with it if that had to be known to choose.
+struct Chosen {
+    layer: usize,
+    histogram: Histogram,
+    rho: Option<f64>,
+}
+
 impl Search {
-    /// Rho with the layers chosen, of which `histogram` is.
-    fn rho(&self, histogram: Option<&Histogram>) -> Option<f64> {
-        self.target.rho(&self.chosen.cosines(), histogram?)
+    /// Rho with the layers chosen, `last` being the last.
+    fn rho(&self, last: Option<&Chosen>) -> Option<f64> {
+        let last = last?;
+        last.rho.or_else(|| self.target.rho(&self.chosen.cosines(), &last.histogram))
     }
 
     /// What each layer of `left` may reach, in their order.
@@ -128,24 +137,24 @@ impl Search {
         left.par_iter().map(candidate).collect()
     }
 
-    /// Position of the candidate to add. Nothing if rho is undefined with any.
-    fn best(&self, layers: &[PairProducts], candidates: &[Candidate]) -> Option<usize> {
+    /// The candidate to add. Nothing if rho is undefined with any.
+    fn best(&self, layers: &[PairProducts], candidates: Vec<Candidate>) -> Option<Chosen> {
         let lowest = candidates.iter().filter_map(|c| c.bounds).map(|b| b.low).max_by(f64::total_cmp);
         // A candidate without bounds may be anything.
         let can_win = |b: Bounds| lowest.is_none_or(|lowest| b.high >= lowest);
-        let rivals: Vec<usize> =
-            (0..candidates.len()).filter(|&at| candidates[at].bounds.is_none_or(can_win)).collect();
-        if let [only] = rivals[..]
-            && candidates[only].bounds.is_some()
+        let mut rivals: Vec<Candidate> =
+            candidates.into_iter().filter(|candidate| candidate.bounds.is_none_or(can_win)).collect();
+        if rivals.len() == 1
+            && let Some(Candidate { layer, histogram, .. }) = rivals.pop_if(|only| only.bounds.is_some())
         {
-            return Some(only);
+            return Some(Chosen { layer, histogram, rho: None });
         }
-        let rho = |&at: &usize| {
-            let Candidate { layer, histogram, .. } = &candidates[at];
-            self.target.rho(&self.chosen.cosines_with(&layers[*layer]), histogram).map(|rho| (at, rho))
+        let rho = |Candidate { layer, histogram, .. }: Candidate| {
+            let rho = self.target.rho(&self.chosen.cosines_with(&layers[layer]), &histogram)?;
+            Some(Chosen { layer, histogram, rho: Some(rho) })
         };
-        let rhos: Vec<(usize, f64)> = rivals.par_iter().filter_map(rho).collect();
-        rhos.into_iter().reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(at, _)| at)
+        let measured: Vec<Chosen> = rivals.into_par_iter().filter_map(rho).collect();
+        measured.into_iter().reduce(|best, next| if next.rho > best.rho { next } else { best })
     }
 }
 

@@ -28,8 +28,8 @@ pub(super) struct Bounds {
     pub high: f64,
 }
 
-/// As many as fit the second-level cache.
-const N_BUCKETS: usize = 1 << 16;
+/// As many as fit the second-level cache beside what streams through it.
+const N_BUCKETS: usize = 1 << 15;
 
 const RANK_SUM_BITS: u32 = 2 * N_BITS + 1;
 const ONE_PAIR: u64 = 1 << RANK_SUM_BITS;
@@ -55,6 +55,34 @@ impl Histogram {
 
     fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.words.iter().map(|&word| (word >> RANK_SUM_BITS, word & (ONE_PAIR - 1)))
+    }
+}
+
+/// Sums over groups of pairs that tie on one side, added in order. With n below 2^21 none reaches 2^64.
+#[derive(Default)]
+struct RankSums {
+    /// Pairs in the groups so far.
+    before: u64,
+    /// Pairs before each group times the sum of its ranks on the other side.
+    below: u64,
+    /// One more than the pairs of each group times that sum.
+    within: u64,
+    /// n^3 - n of the n pairs of each group.
+    ties: u64,
+}
+
+impl RankSums {
+    #[inline]
+    fn add(&mut self, n: u64, rank_sum: u64) {
+        self.below += self.before * rank_sum;
+        self.within += (n + 1) * rank_sum;
+        self.ties += n * n * n - n;
+        self.before += n;
+    }
+
+    /// The sum of products of doubled ranks, those of a group being twice the pairs before it, its own, and one more.
+    fn product(&self) -> u128 {
+        2 * u128::from(self.below) + u128::from(self.within)
     }
 }
 
@@ -96,21 +124,17 @@ impl Ranked {
     pub fn rho(&self, cosines: &Cosines<'_>, histogram: &Histogram) -> Option<f64> {
         let n = self.ranks.len();
         let (mut sorted, ends) = self.by_bucket(cosines, histogram);
-        let (mut product, mut ties, mut before) = (0, 0, 0u64);
+        let mut sums = RankSums::default();
         let mut rest = sorted.as_mut_slice();
         for end in ends {
-            let (bucket, others) = rest.split_at_mut(end as usize - before as usize);
+            let (bucket, others) = rest.split_at_mut(end as usize - sums.before as usize);
             rest = others;
             bucket.sort_unstable();
             for group in bucket.chunk_by(|a, b| a >> 32 == b >> 32) {
-                let size = group.len() as u64;
-                let rank_sum: u64 = group.iter().map(|entry| entry & u64::from(u32::MAX)).sum();
-                product += u128::from(2 * before + size + 1) * u128::from(rank_sum);
-                ties += cube_less_one(size);
-                before += size;
+                sums.add(group.len() as u64, group.iter().map(|entry| entry & u64::from(u32::MAX)).sum());
             }
         }
-        rho(n, product, (cube_less_one(n as u64) - ties) / 3, self.spread)
+        rho(n, sums.product(), (cube_less_one(n as u64) - u128::from(sums.ties)) / 3, self.spread)
     }
 
     /// Keys with ranks below them, bucket after bucket; and where each bucket ends.
@@ -141,20 +165,19 @@ impl Ranked {
     pub fn bounds(&self, histogram: &Histogram) -> Option<Bounds> {
         let n = self.ranks.len();
         let width = 2 * n as u64 - 2;
-        let (mut product, mut ties, mut unknown, mut before) = (0, 0, 0, 0);
+        let (mut sums, mut unknown) = (RankSums::default(), 0);
         for (n, rank_sum) in histogram.iter() {
-            product += u128::from(2 * before + n + 1) * u128::from(rank_sum);
-            ties += u128::from(n * n * n - n);
+            sums.add(n, rank_sum);
             let above = rank_sum - 2 * n;
             unknown += u128::from(above) * u128::from(n * width - above);
-            before += n;
         }
+        let ties = u128::from(sums.ties);
         let all = cube_less_one(n as u64);
         if all == ties || self.spread == 0 {
             return None;
         }
         let unknown = i128::try_from(unknown.div_ceil(u128::from(width))).expect("at most n^3");
-        let covariance = covariance(n, product);
+        let covariance = covariance(n, sums.product());
         let limit = |covariance: i128, spread: u128| {
             covariance as f64 / ((spread as f64 / 3.0).sqrt() * (self.spread as f64).sqrt())
         };

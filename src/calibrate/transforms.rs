@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{
     calibrate::{
-        CalibrationInput, choose_layers,
+        CalibrationInput, LayerChoice, choose_layers,
         idf::weights,
         mask::rho_of_all,
         products::{compared, decode_products, layer_products},
@@ -100,7 +100,7 @@ pub fn transform_rhos(input: &CalibrationInput, gates: Option<&[&GateSums]>, see
         let choice = choose_layers(&layers, &target, usize::MAX).ok();
         TransformRho {
             transform,
-            rho: choice.as_ref().map(|choice| choice.rho()),
+            rho: choice.as_ref().map(LayerChoice::rho),
             n_layers: choice.as_ref().map(|choice| choice.n_kept),
             rho_all_layers: rho_of_all(&layers, &target),
         }
