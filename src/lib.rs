@@ -50,6 +50,7 @@ pub mod engine;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;
+pub mod refit;
 pub mod rng;
 pub mod route;
 pub mod schedule;
