@@ -13,14 +13,13 @@ pub struct RefitConfig {
     pub min_fresh: usize,
     /// A fit is made when the newest signatures' similarity is this far below what was expected.
     pub drift: f64,
-    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this; those
-    /// that do not come from the old ones, by the comparison's standard error on top.
+    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this.
     pub margin: f64,
-    /// Searches of a fit.
+    /// Searches when centroids are cut anew.
     pub n_restarts: u32,
     /// Assignment steps a search takes at most.
     pub max_iterations: u32,
-    /// Seed of the fits.
+    /// Seed of the searches.
     pub seed: u64,
     /// Distinct experts a layer that a decode step was expected to read, from a calibration's report; shown beside what
     /// is observed.

@@ -9,6 +9,7 @@ use ndarray::{Array2, ArrayView1, Axis};
 use crate::{
     calibrate::{KmeansParams, balanced_kmeans},
     refit::{RefitConfig, RefitReason, align, follow::follow, yardstick::Yardstick},
+    rng::mix,
     signature::Signature,
     types::WorkerId,
 };
@@ -60,7 +61,8 @@ pub(super) struct Fit {
     pub expected: Expectation,
 }
 
-/// The newest signatures in two halves, every second one in each: either half judges what was cut without it.
+/// The newest signatures in two halves: either judges what was cut without it. Of each two neighbours one is in either
+/// half, by the toss of a fixed coin, so that requests that take turns are not parted by kind.
 type Halves<'a> = [Vec<&'a Arc<Signature>>; 2];
 
 /// A way to cut centroids.
@@ -81,8 +83,11 @@ impl FitJob {
     /// Does the work, which may take seconds. Uses rayon's current pool.
     pub fn run(self) -> FitResult {
         let recent = &self.window[self.window.len() - self.n_recent..];
-        let half = |which| recent.iter().skip(which).step_by(2).collect();
-        let halves: Halves<'_> = [half(0), half(1)];
+        let mut halves: Halves<'_> = [Vec::new(), Vec::new()];
+        for (i, signature) in recent.iter().enumerate() {
+            let flip = mix(i as u64 / 2) as usize;
+            halves[(i ^ flip) & 1].push(signature);
+        }
         let in_use: Vec<_> = self.in_use().map(|(_, row)| row).collect();
         let now = (!in_use.is_empty()).then(|| Yardstick::of_halves(&halves, [&in_use, &in_use]));
         let level = now.as_ref().map_or(0.0, Yardstick::level);
@@ -112,11 +117,9 @@ impl FitJob {
             }
         }
         let (cut, yardstick) = best.expect("at least one cut");
-        let (gain, error) = now.as_ref().map_or((yardstick.level(), 0.0), |now| yardstick.gain_over(now));
+        let gain = now.as_ref().map_or(yardstick.level(), |now| yardstick.level() - now.level());
         let is_better = match reason {
             RefitReason::Resized => !self.has_all() || gain > 0.0,
-            // Starting anew takes some residents away from their like, so chance must not be enough for it.
-            _ if !cut.follows => gain - error > self.config.margin,
             _ => gain > self.config.margin,
         };
         let serves = now.filter(|_| !is_better).unwrap_or(yardstick);
@@ -133,16 +136,17 @@ impl FitJob {
     }
 
     /// The cuts to compare: of an ever longer past, since after a change of traffic a short one serves best and in steady
-    /// traffic a long one; of equals the last is taken, which is the least noisy. While traffic moves, the centroids in
-    /// use are moved along, so that workers keep what their residents need; new ones are looked for when there is more
-    /// reason to doubt them.
+    /// traffic a long one; of equals the last is taken, which is the least noisy.
+    ///
+    /// The centroids in use are moved along, so that workers keep what their residents need. No centroid is left behind
+    /// by that, since each gets an equal share of the signatures. Only another number of centroids is a start anew.
     fn cuts(&self, reason: RefitReason) -> Vec<Cut> {
         let n = self.window.len();
         let pasts = std::iter::successors(Some(self.n_recent), |&n_past| (n_past < n).then(|| (4 * n_past).min(n)));
-        let follows: &[bool] = match reason {
-            _ if !self.has_all() => &[false],
-            RefitReason::Drift | RefitReason::Moving => &[true],
-            RefitReason::First | RefitReason::Renewed | RefitReason::Resized => &[false, true],
+        let follows: &[bool] = match (self.has_all(), reason) {
+            (false, _) => &[false],
+            (true, RefitReason::Resized) => &[false, true],
+            (true, _) => &[true],
         };
         pasts.flat_map(|n_past| follows.iter().map(move |&follows| Cut { n_past, follows })).collect()
     }

@@ -5,8 +5,10 @@
 //!
 //! A [`Refitter`] watches the signatures of the requests that are routed. From time to time it has a [`FitJob`], which
 //! holds the newest of them and is run anywhere, at leisure. It measures how well the centroids in use serve the newest
-//! signatures; if worse than expected, it fits others, aligns them to the workers, and compares old and new on
-//! signatures that no fit has seen. Only centroids that are better there by a margin are set.
+//! signatures; if worse than expected, it moves them along with the traffic, by balanced k-means over as long a past as
+//! serves best, and compares old and new on signatures the new ones were not cut from. Only centroids that are better
+//! there by a margin are set. For another number of workers they are cut anew and aligned: each worker keeps what is
+//! most like what it had.
 //!
 //! The yardstick is the mean similarity of signatures and the centroids they get when every worker takes an equal share
 //! of them at the highest similarity in total ([`crate::calibrate::balanced_assignment`]). It falls when prompts look

@@ -52,7 +52,7 @@ impl Yardstick {
 
     /// The mean of `shared`.
     pub fn level(&self) -> f64 {
-        mean(&self.shared)
+        self.shared.iter().sum::<f64>() / self.shared.len() as f64
     }
 
     /// The tenth part of the signatures has a `best` below this.
@@ -66,19 +66,6 @@ impl Yardstick {
     pub fn low_share(&self, edge: f64) -> f64 {
         self.best.iter().filter(|&&best| best < edge).count() as f64 / self.best.len() as f64
     }
-
-    /// How much higher this is than `other`, measured on the same signatures: the mean difference and its standard error.
-    pub fn gain_over(&self, other: &Self) -> (f64, f64) {
-        let gains: Vec<f64> = self.shared.iter().zip(&other.shared).map(|(new, old)| new - old).collect();
-        let gain = mean(&gains);
-        let n = gains.len() as f64;
-        let variance = gains.iter().map(|g| (g - gain) * (g - gain)).sum::<f64>() / (n - 1.0).max(1.0);
-        (gain, (variance / n).sqrt())
-    }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
 }
 
 #[cfg(test)]
@@ -101,8 +88,6 @@ mod tests {
         let skewed = measure(&[0.0, 0.0, 0.0, 1.570_796_4], &views);
         assert!((even.level() - 1.0).abs() < 1e-6 && (skewed.level() - 0.75).abs() < 1e-6);
         assert_eq!(skewed.low_share(0.99).to_bits(), 0.0f64.to_bits());
-        let (gain, error) = even.gain_over(&skewed);
-        assert!((gain - 0.25).abs() < 1e-6 && (error - 0.25).abs() < 1e-6, "{gain} {error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use eldr::{
     Calibration,
     calibrate::{KmeansParams, balanced_kmeans},
-    refit::{FitJob, RefitConfig, RefitStats, Refitter, align},
+    refit::{FitJob, RefitConfig, Refitter, align},
     route::{PolicyKind, PolicyParams, RoutePolicy, RouteRequest, WorkerView},
     signature::Signature,
     types::WorkerId,
@@ -28,7 +28,7 @@ const FIT_TIME: Duration = Duration::from_millis(300);
 pub enum Mover {
     /// Nothing: as calibrated.
     Nobody,
-    /// A fit of the last 5 s, at most every 2.5 s, always set; aligned to the workers.
+    /// A fit of the last 5 s, every 2.5 s, always set; aligned to the workers.
     Timer { window: VecDeque<(Duration, Signature)>, last: Duration, out: Option<(Duration, Array2<f32>)> },
     /// The crate's refitter.
     Refitter { refitter: Box<Refitter>, out: Option<(Duration, FitJob)> },
@@ -57,10 +57,13 @@ impl Mover {
         match self {
             Self::Nobody => None,
             Self::Timer { window, last, out } => {
-                while window.front().is_some_and(|(at, _)| now - *at > Duration::from_secs(5)) {
+                while window.front().is_some_and(|(at, _)| now.saturating_sub(*at) > Duration::from_secs(5)) {
                     window.pop_front();
                 }
-                if out.is_none() && now - *last >= Duration::from_millis(2500) && window.len() >= old.nrows() {
+                if out.is_none()
+                    && now.saturating_sub(*last) >= Duration::from_millis(2500)
+                    && window.len() >= old.nrows()
+                {
                     *last = now;
                     let flat = window.iter().flat_map(|(_, s)| s.as_slice()).copied().collect();
                     let points = Array2::from_shape_vec((window.len(), old.ncols()), flat).unwrap();
@@ -90,9 +93,8 @@ pub struct Measured {
     pub tpot: f64,
     /// 99th percentile of the same.
     pub tpot_p99: f64,
+    /// Times new centroids were set.
     pub n_swaps: u64,
-    pub seconds: f64,
-    pub stats: Option<RefitStats>,
 }
 
 struct Resident {
@@ -105,7 +107,6 @@ struct Resident {
 pub struct Replay<'a> {
     pub world: &'a World,
     pub calibration: &'a Calibration,
-    pub policy: PolicyKind,
     pub n_requests: u64,
     /// The mix of domains when request `i` arrives.
     pub mixture: &'a dyn Fn(u64) -> Mix,
@@ -132,7 +133,7 @@ impl Replay<'_> {
         let view = |id| WorkerView { id: WorkerId(id as u32), n_slots: N_SLOTS, n_inflight: 0, healthy: true };
         let mut run = Run {
             replay: self,
-            policy: self.policy.build(&params).unwrap(),
+            policy: PolicyKind::LocalityBand.build(&params).unwrap(),
             centroids,
             mover,
             views: (0..n_workers).map(view).collect(),
@@ -141,24 +142,23 @@ impl Replay<'_> {
             next: 0,
             n_swaps: 0,
         };
-        run.to_end()
+        run.finish()
     }
 }
 
 impl Run<'_> {
-    fn to_end(&mut self) -> Measured {
+    fn finish(&mut self) -> Measured {
         let warm = self.replay.n_requests / 10;
         for _ in 0..N_RESIDENT * self.views.len() {
             self.admit(0.0);
         }
-        let mut now = 0.0;
         let (mut n_distinct, mut n_rows) = (0u64, 0u64);
         let mut tpots = Vec::new();
         while let Some(worker) = (0..self.ends.len()).min_by(|&a, &b| self.ends[a].total_cmp(&self.ends[b])) {
             if self.ends[worker].is_infinite() {
                 break;
             }
-            now = self.ends[worker];
+            let now = self.ends[worker];
             self.ends[worker] = f64::INFINITY;
             let mut ended = 0;
             let mut residents = std::mem::take(&mut self.residents[worker]);
@@ -185,17 +185,11 @@ impl Run<'_> {
             }
         }
         tpots.sort_unstable_by(f64::total_cmp);
-        let stats = match &self.mover {
-            Mover::Refitter { refitter, .. } => Some(refitter.stats()),
-            _ => None,
-        };
         Measured {
             distinct: n_distinct as f64 / n_rows as f64,
             tpot: tpots[tpots.len() / 2],
             tpot_p99: tpots[tpots.len() * 99 / 100],
             n_swaps: self.n_swaps,
-            seconds: now,
-            stats,
         }
     }
 
