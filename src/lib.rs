@@ -52,6 +52,7 @@ pub mod figures;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;
+pub mod refit;
 pub mod rng;
 pub mod route;
 pub mod schedule;

@@ -18,6 +18,7 @@ mod permits;
 #[cfg(feature = "llama")]
 mod record;
 mod recorder;
+mod refit;
 mod replace;
 mod shared;
 mod stream;

@@ -1,10 +1,10 @@
 //! ELDR's policy: the least loaded of the workers whose centroids are nearly the most similar to the request.
 //!
-//! Never changes its centroids, and never lets load outweigh similarity beyond the band.
+//! Never moves a centroid itself, and never lets load outweigh similarity beyond the band.
 
 use std::sync::Arc;
 
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView1};
 
 use crate::route::{
     Decision, Reason, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView, least_loaded::LeastLoaded,
@@ -13,6 +13,9 @@ use crate::route::{
 
 /// How far from a unit vector a centroid read from a file may be.
 const UNIT_TOLERANCE: f32 = 1e-3;
+
+/// Ranks a worker without a centroid behind every cosine.
+const NO_CENTROID: f32 = f32::NEG_INFINITY;
 
 /// The band's width.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,11 +36,17 @@ impl Default for LocalityBandParams {
 ///
 /// `sim_k` is the cosine of the request's signature and centroid k, which belongs to worker k; only eligible workers
 /// are compared. A request without a signature goes to the least loaded worker.
+///
+/// New centroids can be set between two decisions. They may leave a worker out, one that joined lately, say: a row of
+/// zeros, or an id past the last row. Such a worker takes part by load alone: it is in every band, behind the others
+/// among equal loads, and counts for neither `best` nor `min_band`.
 #[derive(Debug, Clone)]
 pub struct LocalityBand {
     params: LocalityBandParams,
     /// One unit vector a worker, rows without gaps.
     centroids: Arc<Array2<f32>>,
+    /// Which rows are a centroid; the others are zeros.
+    is_set: Vec<bool>,
     /// Cosine and position of each eligible worker; kept to spare an allocation a request.
     ranked: Vec<(f32, usize)>,
 }
@@ -64,22 +73,15 @@ impl LocalityBand {
         if params.min_band == 0 {
             return Err(RouteBuildError::MinBand);
         }
-        for (centroid, row) in centroids.outer_iter().enumerate() {
-            let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32;
-            let is_unit = (length - 1.0).abs() <= UNIT_TOLERANCE;
-            if !is_unit {
-                return Err(RouteBuildError::NotUnit { centroid, length });
-            }
+        let is_set = check_rows(&centroids)?;
+        if let Some(centroid) = is_set.iter().position(|is_set| !is_set) {
+            return Err(RouteBuildError::NotUnit { centroid, length: 0.0 });
         }
-        let centroids = if centroids.is_standard_layout() {
-            centroids
-        } else {
-            Arc::new(centroids.as_standard_layout().into_owned())
-        };
-        Ok(Self { params, centroids, ranked: Vec::with_capacity(n_workers) })
+        Ok(Self { params, centroids: in_row_order(centroids), is_set, ranked: Vec::with_capacity(n_workers) })
     }
 
-    /// Fills `ranked` with the eligible workers, the most similar first, the lower id first among equals.
+    /// Fills `ranked` with the eligible workers: the most similar first, the lower id first among equals, those without
+    /// a centroid last.
     fn rank(&mut self, signature: &[f32], workers: &[WorkerView]) {
         let (n_centroids, dim) = self.centroids.dim();
         assert_eq!(signature.len(), dim, "a signature of {} entries for centroids of {dim}", signature.len());
@@ -87,8 +89,9 @@ impl LocalityBand {
         self.ranked.clear();
         for (position, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.eligible()) {
             let k = worker.id.index();
-            assert!(k < n_centroids, "worker {k} has no centroid; there are {n_centroids}");
-            self.ranked.push((dot(signature, &centroids[k * dim..][..dim]), position));
+            let is_set = k < n_centroids && self.is_set[k];
+            let similarity = if is_set { dot(signature, &centroids[k * dim..][..dim]) } else { NO_CENTROID };
+            self.ranked.push((similarity, position));
         }
         self.ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     }
@@ -103,20 +106,51 @@ impl RoutePolicy for LocalityBand {
         let Some(signature) = request.signature else {
             return Ok(Decision { reason: Reason::NoSignature, ..LeastLoaded.select(request, workers)? });
         };
-        let n_eligible = load::count_eligible(workers)?;
+        load::count_eligible(workers)?;
         self.rank(signature.as_slice(), workers);
-        let best = self.ranked[0].0;
-        let within_tau = self.ranked.partition_point(|&(similarity, _)| similarity >= best - self.params.tau);
-        let band = within_tau.max(self.params.min_band as usize).min(n_eligible);
+        let n_known = self.ranked.partition_point(|&(similarity, _)| similarity > NO_CENTROID);
+        let (known, unknown) = self.ranked.split_at(n_known);
+        let best = known.first().map(|&(similarity, _)| similarity);
+        let edge = best.map_or(f32::INFINITY, |best| best - self.params.tau);
+        let within_tau = known.partition_point(|&(similarity, _)| similarity >= edge);
+        let near = &known[..within_tau.max(self.params.min_band as usize).min(n_known)];
         // `min_by_key` takes the first of equals, which is the more similar one.
-        let chosen = self.ranked[..band].iter().min_by_key(|&&(_, position)| workers[position].n_inflight);
-        let &(similarity, position) = chosen.expect("the best worker is in the band");
+        let chosen = near.iter().chain(unknown).min_by_key(|&&(_, position)| workers[position].n_inflight);
+        let &(similarity, position) = chosen.expect("an eligible worker is near or unknown");
+        let has_centroid = similarity > NO_CENTROID;
+        let reason = if has_centroid { Reason::Band } else { Reason::NoCentroid };
         Ok(Decision {
-            similarity: Some(similarity),
-            best_similarity: Some(best),
-            ..load::decide(&workers[position], Reason::Band, band)
+            similarity: has_centroid.then_some(similarity),
+            best_similarity: best,
+            ..load::decide(&workers[position], reason, near.len() + unknown.len())
         })
     }
+
+    /// Rows that are neither of length 1 nor all zeros, and rows of another width, are refused: the old ones stay.
+    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        let (found, want) = (centroids.ncols(), self.centroids.ncols());
+        if found != want {
+            return Err(RouteBuildError::Width { found, want });
+        }
+        self.is_set = check_rows(centroids)?;
+        self.centroids = in_row_order(Arc::clone(centroids));
+        Ok(())
+    }
+}
+
+/// Which rows are a unit vector; the others are all zeros, or this fails.
+fn check_rows(centroids: &Array2<f32>) -> Result<Vec<bool>, RouteBuildError> {
+    let is_set = |(centroid, row): (usize, ArrayView1<'_, f32>)| {
+        let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32;
+        let is_unit = (length - 1.0).abs() <= UNIT_TOLERANCE;
+        let is_zero = row.iter().all(|x| x.abs().to_bits() == 0);
+        if is_unit || is_zero { Ok(is_unit) } else { Err(RouteBuildError::NotUnit { centroid, length }) }
+    };
+    centroids.outer_iter().enumerate().map(is_set).collect()
+}
+
+fn in_row_order(centroids: Arc<Array2<f32>>) -> Arc<Array2<f32>> {
+    if centroids.is_standard_layout() { centroids } else { Arc::new(centroids.as_standard_layout().into_owned()) }
 }
 
 /// The dot product, in sixteen partial sums: wide enough for vector registers, and the same on every machine.
@@ -286,6 +320,38 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_without_a_centroid_takes_part_by_load_alone() {
+        let mut policy = axes(0.1, 1);
+        let mut rows = Array2::zeros((3, 4));
+        rows[[0, 0]] = 1.0;
+        rows[[2, 2]] = 1.0;
+        policy.set_centroids(&Arc::new(rows)).expect("units and zeros");
+        let signature = unit(vec![1.0, 0.2, 0.0, 0.0]);
+        let mut choose = |loads: &[WorkerView]| {
+            let d = policy.select(&ask(&signature), loads).expect("room");
+            (d.worker.0, d.reason, d.similarity.is_some(), d.band)
+        };
+        // Worker 1 has a row of zeros and worker 3 no row: both are in the band, behind worker 0 among equals.
+        assert_eq!(choose(&loads(&[4, 4, 0, 4])), (0, Reason::Band, true, 3));
+        assert_eq!(choose(&loads(&[4, 3, 0, 3])), (1, Reason::NoCentroid, false, 3));
+        assert_eq!(choose(&loads(&[4, 4, 0, 1])), (3, Reason::NoCentroid, false, 3));
+        // Without them it is the paper's band around the best that is left.
+        assert_eq!(choose(&loads(&[16, 16, 9, 16])), (2, Reason::Band, true, 1));
+        assert_eq!(choose(&loads(&[16, 7, 16, 9])), (1, Reason::NoCentroid, false, 2));
+    }
+
+    #[test]
+    fn centroids_that_do_not_fit_are_refused_and_the_old_ones_stay() {
+        let mut policy = axes(0.1, 1);
+        let wide = Arc::new(Array2::from_elem((4, 5), 0.0));
+        assert_eq!(policy.set_centroids(&wide), Err(RouteBuildError::Width { found: 5, want: 4 }));
+        let long = Arc::new(Array2::from_elem((4, 4), 1.0));
+        assert_eq!(policy.set_centroids(&long), Err(RouteBuildError::NotUnit { centroid: 0, length: 2.0 }));
+        let decision = policy.select(&ask(&unit(vec![0.0, 1.0, 0.0, 0.0])), &loads(&[0; 4])).expect("room");
+        assert_eq!((decision.worker, decision.similarity), (WorkerId(1), Some(1.0)));
+    }
+
+    #[test]
     fn dot_agrees_with_doubles() {
         let mut rng = Rng::new(4);
         for dim in [1, 15, 16, 17, 100, 2560] {
@@ -297,6 +363,31 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_decision_depends_on_the_centroids_of_its_moment_alone(
+            seed: u64, steps in prop::collection::vec((any::<bool>(), 0usize..3), 1..20),
+        ) {
+            let mut rng = Rng::new(seed);
+            let sets: Vec<_> =
+                (0..3).map(|_| matrix(&(0..4).map(|_| random_unit(&mut rng, 19)).collect::<Vec<_>>())).collect();
+            let fresh = |which: usize| {
+                LocalityBand::new(Arc::clone(&sets[which]), 4, LocalityBandParams::default()).expect("valid")
+            };
+            let (mut policy, mut now) = (fresh(0), 0);
+            for (swap, which) in steps {
+                if swap {
+                    policy.set_centroids(&sets[which]).expect("valid");
+                    now = which;
+                }
+                let signature = random_unit(&mut rng, 19);
+                let workers = loads(&std::array::from_fn::<_, 4, _>(|_| rng.below(17) as u32));
+                prop_assert_eq!(
+                    policy.select(&ask(&signature), &workers),
+                    fresh(now).select(&ask(&signature), &workers)
+                );
+            }
+        }
+
         #[test]
         fn agrees_with_the_definition(
             seed: u64,

@@ -1,3 +1,6 @@
+use std::sync::Arc;
+
+use ndarray::Array2;
 use serde::Serialize;
 
 use crate::{signature::Signature, types::WorkerId};
@@ -54,6 +57,8 @@ pub struct Decision {
 pub enum Reason {
     /// The least loaded worker of the locality band.
     Band,
+    /// A worker that has no centroid yet, which held fewer requests than every worker of the band.
+    NoCentroid,
     /// The request has no signature, so the least loaded worker.
     NoSignature,
     /// The policy looks at load only.
@@ -112,6 +117,14 @@ pub enum RouteBuildError {
         /// Its length; NaN if an entry is NaN.
         length: f32,
     },
+    /// Centroids for signatures of another mask or model.
+    #[error("the new centroids have {found} entries and the old ones {want}; cut them from signatures of one mask")]
+    Width {
+        /// Entries of a new centroid.
+        found: usize,
+        /// Entries of an old one.
+        want: usize,
+    },
     /// The band's width is not a cosine distance.
     #[error("tau is {0}, which must be a number from 0 (only the most similar worker) to 2 (every worker)")]
     Tau(f32),
@@ -130,4 +143,13 @@ pub trait RoutePolicy: Send {
 
     /// The worker for `request`. `workers` is in id order.
     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError>;
+
+    /// Compares signatures with `centroids` from the next decision on. Row i is worker i's, of length 1, or zeros where
+    /// it has none.
+    ///
+    /// Does nothing unless the policy compares signatures with centroids; one that wraps another passes it on.
+    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        let _ = centroids;
+        Ok(())
+    }
 }
