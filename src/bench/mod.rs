@@ -32,4 +32,4 @@ pub use request::BenchRequest;
 pub use run::{BenchParams, Progress, run};
 pub use stopwatch::{Running, Stopwatch};
 pub use timeline::Timeline;
-pub use virtual_clock::{Durations, VirtualRun, Worker};
+pub use virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker};

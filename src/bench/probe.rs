@@ -4,11 +4,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ndarray::Array2;
 use parking_lot::Mutex;
 
 use crate::{
     bench::Stopwatch,
-    route::{Decision, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
     signature::ExpertCounts,
     types::{SamplingParams, Slot, Token, WorkerId},
@@ -159,6 +160,10 @@ struct WatchedPolicy {
 impl RoutePolicy for WatchedPolicy {
     fn name(&self) -> &'static str {
         self.policy.name()
+    }
+
+    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.policy.set_centroids(centroids)
     }
 
     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {

@@ -13,7 +13,7 @@ use crate::{
         BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Machine, ModelInfo, PickStore, PrefillMemo,
         Probe, REPORT_VERSION, Stopwatch, Timeline,
         real_clock::run_real,
-        virtual_clock::{Durations, VirtualRun, Worker},
+        virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker},
         workload::{self, Arrivals, WorkloadItem},
     },
     calibrate::Calibration,
@@ -22,6 +22,7 @@ use crate::{
         threads_alone, versions,
     },
     metrics::RunSummary,
+    refit::{RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
@@ -87,6 +88,8 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
     let mut config = params.config.clone();
     config.seed = params.seed;
     config.heed_verdict = false;
+    // Of the policies, only one has centroids.
+    let refit = config.refit.take();
     config.domains = workload::domains(&items);
     // A bench offers its load whatever happens: the queue holds all of it.
     config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
@@ -99,6 +102,8 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
     let mut bench = Bench {
         params,
         config,
+        refit,
+        refits: Vec::new(),
         model,
         calibration,
         requests,
@@ -118,6 +123,9 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
 struct Bench<'a> {
     params: &'a BenchParams,
     config: EngineConfig,
+    refit: Option<RefitConfig>,
+    /// What refits came to, a run each.
+    refits: Vec<RefitStats>,
     model: LoadedModel,
     calibration: Option<Arc<Calibration>>,
     requests: Vec<BenchRequest>,
@@ -134,11 +142,14 @@ impl Bench<'_> {
         let timeline = match self.params.clock {
             Clock::Virtual => {
                 let measure = Durations::Measure(Vec::new());
-                let (mut timeline, durations) = self.run_virtual(None, measure, &mut |n| hear(false, n))?;
+                let VirtualOutcome { mut timeline, durations, refit } =
+                    self.run_virtual(None, measure, &mut |n| hear(false, n))?;
+                self.refits.extend(refit);
                 if count && !timeline.count(&self.picks) {
                     let mut picks = PickStore::default();
                     let replay = Durations::Replay(durations.into_iter());
-                    let (counted, _) = self.run_virtual(Some(&mut picks), replay, &mut |n| hear(true, n))?;
+                    let VirtualOutcome { timeline: counted, .. } =
+                        self.run_virtual(Some(&mut picks), replay, &mut |n| hear(true, n))?;
                     picks.tokens_sha256 = Some(counted.tokens_sha256());
                     timeline.take_batches(counted);
                     self.picks = picks;
@@ -186,7 +197,7 @@ impl Bench<'_> {
         picks: Option<&mut PickStore>,
         durations: Durations,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<(Timeline, Vec<Duration>), BenchError> {
+    ) -> Result<VirtualOutcome, BenchError> {
         let probe = Probe::new(Instant::now(), self.stopwatch());
         let parts = self.parts(picks.is_some(), &probe)?;
         let eog = parts.tokenizer.end_tokens().to_vec();
@@ -201,8 +212,21 @@ impl Bench<'_> {
             let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog);
             Worker::new(scheduler, runner)
         });
-        let run = VirtualRun::new(dispatcher, prefill.collect(), decode.collect(), probe.clone(), durations, picks);
+        let mut run = VirtualRun::new(dispatcher, prefill.collect(), decode.collect(), probe.clone(), durations, picks);
+        if let Some(refitter) = self.refitter()? {
+            run = run.refitting(refitter);
+        }
         run.run(&self.requests, self.params.concurrency, progress)
+    }
+
+    fn refitter(&self) -> Result<Option<Refitter>, BenchError> {
+        let (Some(refit), Some(calibration), PolicyKind::LocalityBand) =
+            (&self.refit, &self.calibration, self.config.policy)
+        else {
+            return Ok(None);
+        };
+        let refitter = Refitter::new(refit.clone(), Arc::new(calibration.centroids.clone()));
+        refitter.map(Some).map_err(|error| EngineError::Config(error.to_string()).into())
     }
 
     /// For the virtual clock, which runs one step at a time in this thread.
@@ -210,11 +234,21 @@ impl Bench<'_> {
         if self.model.computes_in_the_callers_thread() { Stopwatch::Thread } else { Stopwatch::Wall }
     }
 
-    fn run_engine(&self, tap: bool, progress: &mut dyn FnMut(usize)) -> Result<Timeline, BenchError> {
+    fn run_engine(&mut self, tap: bool, progress: &mut dyn FnMut(usize)) -> Result<Timeline, BenchError> {
         let started = Instant::now();
         let probe = Probe::new(started, Stopwatch::Wall);
-        let engine = Engine::start(self.parts(tap, &probe)?)?;
-        run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)
+        let parts = self.parts(tap, &probe)?;
+        let engine = match &self.refit {
+            Some(refit) if self.config.policy == PolicyKind::LocalityBand => {
+                Engine::start_refitting(parts, refit.clone())?
+            }
+            _ => Engine::start(parts)?,
+        };
+        let timeline = run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)?;
+        if !tap {
+            self.refits.extend(engine.stats().refit);
+        }
+        Ok(timeline)
     }
 
     /// Fresh workers and a fresh policy, watched by the probe. Every policy's prefill counts the same layers, so that
@@ -265,6 +299,16 @@ impl Bench<'_> {
             notes.push(
                 "The model is inflated: zero rows make its experts larger, its outputs are unchanged.".to_owned(),
             );
+        }
+        for refit in &self.refits {
+            let mut note = format!(
+                "locality_band's centroids followed the traffic: set anew {} times in {} checks.",
+                refit.n_swaps, refit.n_checks
+            );
+            if self.params.clock == Clock::Virtual {
+                note.push_str(" Fits take no time on the virtual clock: an engine runs them on a thread of their own.");
+            }
+            notes.push(note);
         }
         let batches: Vec<f64> = runs.iter().filter_map(|run| Some(run.batch?.mean)).collect();
         let widest = batches.iter().copied().fold(0.0, f64::max);

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     bench::{BenchError, BenchRequest, PickStore, Probe, Timeline},
+    refit::{RefitStats, Refitter},
     schedule::{Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, WorkerEvent},
     types::{FinishReason, RequestId, WorkerId},
 };
@@ -29,6 +30,18 @@ pub struct VirtualRun<'a> {
     /// Decode steps each request has had.
     n_steps: HashMap<RequestId, u32>,
     picks: Option<&'a mut PickStore>,
+    refitter: Option<Refitter>,
+}
+
+/// What a virtual run gives.
+#[derive(Debug)]
+pub struct VirtualOutcome {
+    /// What happened.
+    pub timeline: Timeline,
+    /// How long each step took; nothing if that was replayed.
+    pub durations: Vec<Duration>,
+    /// What refits came to, if there were to be any.
+    pub refit: Option<RefitStats>,
 }
 
 /// A worker's scheduler and runner, and whether a step of it is running on the clock.
@@ -82,18 +95,26 @@ impl<'a> VirtualRun<'a> {
             durations,
             n_steps: HashMap::new(),
             picks,
+            refitter: None,
         }
     }
 
+    /// Lets the policy's centroids follow the traffic. Fits take no time on the clock.
+    #[must_use]
+    pub fn refitting(mut self, refitter: Refitter) -> Self {
+        self.dispatcher.keep_signatures();
+        self.refitter = Some(refitter);
+        self
+    }
+
     /// Serves the requests at their arrival times, at most `concurrency` at once (one that comes in between arrives
-    /// when another ends); gives what happened and how long each step took. `progress` hears
-    /// the number of ended requests.
+    /// when another ends); `progress` hears the number of ended requests.
     pub fn run(
         mut self,
         requests: &[BenchRequest],
         concurrency: Option<usize>,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<(Timeline, Vec<Duration>), BenchError> {
+    ) -> Result<VirtualOutcome, BenchError> {
         for (index, request) in requests.iter().enumerate() {
             self.at(request.arrival, Happening::Arrival(index));
         }
@@ -124,6 +145,7 @@ impl<'a> VirtualRun<'a> {
             {
                 n_ended += self.submit(index, &requests[index]);
             }
+            self.refit();
             progress(n_ended);
             self.start_steps()?;
         }
@@ -135,7 +157,22 @@ impl<'a> VirtualRun<'a> {
             Durations::Replay(rest) if rest.len() > 0 => return Err(BenchError::OtherSchedule),
             Durations::Replay(_) => Vec::new(),
         };
-        Ok((self.timeline, durations))
+        let refit = self.refitter.as_ref().map(Refitter::stats);
+        Ok(VirtualOutcome { timeline: self.timeline, durations, refit })
+    }
+
+    fn refit(&mut self) {
+        let Some(refitter) = &mut self.refitter else { return };
+        for signature in self.dispatcher.take_signatures() {
+            refitter.observe(signature, self.now);
+        }
+        let Some(job) = refitter.due(self.now) else { return };
+        let centroids = refitter.apply(job.run());
+        if let Some(centroids) = centroids
+            && let Err(error) = self.dispatcher.set_centroids(&centroids)
+        {
+            refitter.switch_off(error.to_string());
+        }
     }
 
     /// Submits a request now; how many requests ended because of it.

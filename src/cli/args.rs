@@ -10,6 +10,7 @@ use clap::{
 };
 use eldr::{
     engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration, threads_alone},
+    refit::RefitConfig,
     route::PolicyKind,
 };
 
@@ -105,6 +106,9 @@ pub struct RouteArgs {
     /// Fewest workers of the locality band
     #[arg(long, value_name = "N")]
     min_band: Option<u32>,
+    /// Let the calibration's centroids follow the traffic
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    refit: Option<bool>,
 }
 
 /// A switch whose value may be given, so that a setting of the file can be switched off again.
@@ -189,6 +193,7 @@ impl RouteArgs {
         config.calibration.clone_from(&self.calibration);
         config.tau = self.tau;
         put(&mut config.min_band, self.min_band);
+        config.refit = self.refit.unwrap_or(false).then(RefitConfig::default);
     }
 }
 
@@ -234,7 +239,7 @@ mod tests {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
+             --min-band 2 --refit --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
         );
         let mut want = EngineConfig {
             prefill: "1@cuda:0".parse().expect("valid"),
@@ -254,6 +259,7 @@ mod tests {
             calibration: Some("c".into()),
             tau: Some(0.2),
             min_band: 2,
+            refit: Some(RefitConfig::default()),
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;

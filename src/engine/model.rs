@@ -251,8 +251,10 @@ impl LoadedModel {
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
         };
         match &config.refit {
-            // A dense model has no calibration and is routed by load.
-            Some(refit) if parts.calibration.is_some() => Engine::start_refitting(parts, refit.clone()),
+            // A dense model, or one that locality does not help, is routed by load.
+            Some(refit) if parts.policy.name() == PolicyKind::LocalityBand.name() => {
+                Engine::start_refitting(parts, refit.clone())
+            }
             _ => Engine::start(parts),
         }
     }

@@ -9,9 +9,10 @@ use std::{
 
 use eldr::{
     bench::html,
-    calibrate::{CalibrationReport, gates_of, transform_rhos},
+    calibrate::{Calibration, CalibrationReport, gates_of, transform_rhos},
     engine::{check_output, replace_file},
     figures::{Extras, ReportData, TauCurve, TauPoint, TransformRho, Verdict, VerdictNumber},
+    route::PolicyKind,
     sim::{Assessment, ReplayMeans},
 };
 
@@ -32,7 +33,7 @@ pub fn check(dir: &Path, inputs: &[&Path]) -> Result<(), CliError> {
 pub fn write(
     dir: &Path,
     source: &Source,
-    calibration: &eldr::Calibration,
+    calibration: &Calibration,
     report: &CalibrationReport,
     assessment: Option<&Assessment>,
 ) -> Result<PathBuf, CliError> {
@@ -67,19 +68,20 @@ fn transforms(source: &Source, seed: u64) -> Vec<TransformRho> {
     rhos.iter().filter_map(known).collect()
 }
 
-/// Against the balancer of the least median.
+/// Against the balancer of the verdict.
 fn tau_curve(assessment: &Assessment) -> TauCurve {
     let curve = &assessment.tau_curve;
-    let best = curve.balancers.iter().min_by(|a, b| a.means.tpot_p50.total_cmp(&b.means.tpot_p50));
-    let best = best.expect("the curve has balancers");
+    let least_loaded = PolicyKind::LeastLoaded.name();
+    let baseline = curve.balancers.iter().find(|balancer| balancer.policy == least_loaded);
+    let baseline = baseline.expect("least_loaded is always replayed");
     let point = |tau: f32, means: &ReplayMeans| TauPoint {
         tau: f64::from(tau),
-        tpot_p50_change: means.tpot_p50 / best.means.tpot_p50 - 1.0,
-        tpot_p99_change: means.tpot_p99 / best.means.tpot_p99 - 1.0,
-        experts_change: means.experts_per_step / best.means.experts_per_step - 1.0,
+        tpot_p50_change: means.tpot_p50 / baseline.means.tpot_p50 - 1.0,
+        tpot_p99_change: means.tpot_p99 / baseline.means.tpot_p99 - 1.0,
+        experts_change: means.experts_per_step / baseline.means.experts_per_step - 1.0,
     };
     let points = curve.points.iter().map(|at| point(at.tau, &at.means)).collect();
-    TauCurve { baseline: best.policy.clone(), points }
+    TauCurve { baseline: baseline.policy.clone(), points }
 }
 
 fn verdict(assessment: &Assessment) -> Verdict {
@@ -96,8 +98,5 @@ fn verdict(assessment: &Assessment) -> Verdict {
         change: -compared.gain.mean,
         interval: Some([-compared.gain.high, -compared.gain.low]),
     };
-    // The page says the first part of the sentence in its own words.
-    let sentence = verdict.sentence();
-    let sentence = sentence.split_once(": ").map_or(sentence.as_str(), |(_, numbers)| numbers).to_owned();
-    Verdict { helps: verdict.helps, sentence, numbers: numbers.map(number).to_vec() }
+    Verdict { helps: verdict.helps, sentence: verdict.sentence(), numbers: numbers.map(number).to_vec() }
 }
