@@ -1,0 +1,202 @@
+//! One check of the centroids, and the fit that may follow: the work that takes long.
+//!
+//! Never changes anything: what it finds is a [`FitResult`] for [`crate::refit::Refitter::apply`].
+
+use std::sync::Arc;
+
+use ndarray::{Array2, ArrayView1, Axis};
+
+use crate::{
+    calibrate::{KmeansParams, balanced_kmeans},
+    refit::{RefitConfig, RefitReason, align, follow::follow, yardstick::Yardstick},
+    rng::mix,
+    signature::Signature,
+    types::WorkerId,
+};
+
+/// A check to be run, on any thread and at any time. Dropping it is safe: there are then no more checks.
+#[derive(Debug)]
+pub struct FitJob {
+    pub(super) generation: u64,
+    /// The workers that get centroids, ascending.
+    pub(super) group: Vec<WorkerId>,
+    /// The centroids in use; row i is worker i's, zeros where it has none.
+    pub(super) centroids: Arc<Array2<f32>>,
+    /// Oldest first.
+    pub(super) window: Vec<Arc<Signature>>,
+    /// The newest so many are what is checked.
+    pub(super) n_recent: usize,
+    /// Why a fit is made; none if drift alone is a reason.
+    pub(super) reason: Option<RefitReason>,
+    pub(super) expected: Option<Expectation>,
+    pub(super) config: RefitConfig,
+}
+
+/// What the newest signatures are compared with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Expectation {
+    /// Mean similarity under equal shares.
+    pub level: f64,
+    /// The tenth part is less similar to its nearest centroid.
+    pub low_edge: f64,
+}
+
+/// What a check found.
+#[derive(Debug)]
+pub struct FitResult {
+    pub(super) generation: u64,
+    pub(super) recent: f64,
+    pub(super) low_share: Option<f64>,
+    pub(super) fit: Option<Fit>,
+}
+
+#[derive(Debug)]
+pub(super) struct Fit {
+    pub reason: RefitReason,
+    pub gain: f64,
+    pub n_fitted: usize,
+    /// One row for each worker id, if they are to be set.
+    pub centroids: Option<Array2<f32>>,
+    /// Of the centroids that are in use from now on.
+    pub expected: Expectation,
+}
+
+/// The newest signatures in two halves: either judges what was cut without it. Of each two neighbours one is in either
+/// half, by the toss of a fixed coin, so that requests that take turns are not parted by kind.
+type Halves<'a> = [Vec<&'a Arc<Signature>>; 2];
+
+/// A way to cut centroids.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    /// From the newest so many signatures.
+    n_past: usize,
+    /// Moves the centroids in use along instead of starting anew.
+    follows: bool,
+}
+
+impl FitJob {
+    /// Signatures the job holds.
+    pub fn n_signatures(&self) -> usize {
+        self.window.len()
+    }
+
+    /// Does the work, which may take seconds. Uses rayon's current pool.
+    pub fn run(self) -> FitResult {
+        let recent = &self.window[self.window.len() - self.n_recent..];
+        let mut halves: Halves<'_> = [Vec::new(), Vec::new()];
+        for (i, signature) in recent.iter().enumerate() {
+            let flip = mix(i as u64 / 2) as usize;
+            halves[(i ^ flip) & 1].push(signature);
+        }
+        let in_use: Vec<_> = self.in_use().map(|(_, row)| row).collect();
+        let now = (!in_use.is_empty()).then(|| Yardstick::of_halves(&halves, [&in_use, &in_use]));
+        let level = now.as_ref().map_or(0.0, Yardstick::level);
+        let low_share = now.as_ref().zip(self.expected).map(|(now, expected)| now.low_share(expected.low_edge));
+        let drifted = self.expected.is_none_or(|expected| level < expected.level - self.config.drift);
+        let reason = self.reason.or(drifted.then_some(RefitReason::Drift));
+        let fit = reason.map(|reason| self.fit(reason, &halves, now));
+        FitResult { generation: self.generation, recent: level, low_share, fit }
+    }
+
+    /// The group's workers that have a centroid now, as positions in the group.
+    fn in_use(&self) -> impl Iterator<Item = (usize, ArrayView1<'_, f32>)> {
+        let row = |(position, worker): (usize, &WorkerId)| {
+            let row = self.centroids.row(worker.index());
+            row.iter().any(|x| x.abs().to_bits() != 0).then_some((position, row))
+        };
+        self.group.iter().enumerate().filter_map(row)
+    }
+
+    /// Finds out which cut serves the newest signatures best, and makes it.
+    fn fit(&self, reason: RefitReason, halves: &Halves<'_>, now: Option<Yardstick>) -> Fit {
+        let mut best: Option<(Cut, Yardstick)> = None;
+        for cut in self.cuts(reason) {
+            let yardstick = self.judge(cut, halves);
+            if best.as_ref().is_none_or(|(_, best)| yardstick.level() >= best.level()) {
+                best = Some((cut, yardstick));
+            }
+        }
+        let (cut, yardstick) = best.expect("at least one cut");
+        let (gain, error) = now.as_ref().map_or((yardstick.level(), 0.0), |now| yardstick.gain_over(now));
+        let is_better = match reason {
+            RefitReason::Resized => !self.has_all() || gain > 0.0,
+            RefitReason::Drift | RefitReason::Moving => gain > self.config.margin,
+            // Nothing says that traffic has moved, so chance must not be enough.
+            RefitReason::First | RefitReason::Renewed => gain - error > self.config.margin,
+        };
+        let serves = now.filter(|_| !is_better).unwrap_or(yardstick);
+        let expected = Expectation { level: serves.level(), low_edge: serves.low_edge() };
+        let centroids = is_better.then(|| {
+            let past: Vec<_> = self.window[self.window.len() - cut.n_past..].iter().collect();
+            self.by_worker(&self.cut(cut, &past))
+        });
+        Fit { reason, gain, n_fitted: cut.n_past, centroids, expected }
+    }
+
+    fn has_all(&self) -> bool {
+        self.in_use().count() == self.group.len()
+    }
+
+    /// The cuts to compare: of an ever longer past, since after a change of traffic a short one serves best and in steady
+    /// traffic a long one; of equals the last is taken, which is the least noisy.
+    ///
+    /// The centroids in use are moved along, so that workers keep what their residents need. No centroid is left behind
+    /// by that, since each gets an equal share of the signatures. Only another number of centroids is a start anew.
+    fn cuts(&self, reason: RefitReason) -> Vec<Cut> {
+        let n = self.window.len();
+        let pasts = std::iter::successors(Some(self.n_recent), |&n_past| (n_past < n).then(|| (4 * n_past).min(n)));
+        let follows: &[bool] = match (self.has_all(), reason) {
+            (false, _) => &[false],
+            (true, RefitReason::Resized) => &[false, true],
+            (true, _) => &[true],
+        };
+        pasts.flat_map(|n_past| follows.iter().map(move |&follows| Cut { n_past, follows })).collect()
+    }
+
+    /// How well the cut serves the newest signatures. Each half of these is served by centroids cut without it.
+    fn judge(&self, cut: Cut, halves: &Halves<'_>) -> Yardstick {
+        let (from, until) = (self.window.len() - cut.n_past, self.window.len() - self.n_recent);
+        let without = |which: usize| {
+            let past: Vec<_> = self.window[from..until].iter().chain(halves[1 - which].iter().copied()).collect();
+            self.cut(cut, &past)
+        };
+        let (first, second) = rayon::join(|| without(0), || without(1));
+        let [first, second] = [&first, &second].map(|rows| rows.outer_iter().collect::<Vec<_>>());
+        Yardstick::of_halves(halves, [&first, &second])
+    }
+
+    /// One centroid for each worker of the group.
+    fn cut(&self, cut: Cut, past: &[&Arc<Signature>]) -> Array2<f32> {
+        if cut.follows {
+            let rows: Vec<usize> = self.group.iter().map(|worker| worker.index()).collect();
+            return follow(past, &self.centroids.select(Axis(0), &rows), self.config.max_iterations);
+        }
+        let dim = self.centroids.ncols();
+        let flat = past.iter().flat_map(|signature| signature.as_slice()).copied().collect();
+        let points = Array2::from_shape_vec((past.len(), dim), flat).expect("signatures of one mask");
+        let params = KmeansParams {
+            k: self.group.len(),
+            seed: self.config.seed,
+            n_restarts: self.config.n_restarts,
+            max_iterations: self.config.max_iterations,
+        };
+        balanced_kmeans(&points, &params).centroids
+    }
+
+    /// The fitted centroids as rows of their workers: those that have one keep what is most like it, the others take
+    /// what is left.
+    fn by_worker(&self, fitted: &Array2<f32>) -> Array2<f32> {
+        let (positions, old): (Vec<_>, Vec<_>) = self.in_use().unzip();
+        let mut row_of: Vec<Option<usize>> = vec![None; self.group.len()];
+        for (position, row) in positions.into_iter().zip(align(&old, fitted)) {
+            row_of[position] = Some(row);
+        }
+        let mut left = (0..fitted.nrows()).filter(|row| !row_of.contains(&Some(*row))).collect::<Vec<_>>().into_iter();
+        let mut rows = Array2::zeros(self.centroids.dim());
+        for (worker, row) in self.group.iter().zip(&row_of) {
+            let row = row.unwrap_or_else(|| left.next().expect("as many centroids as workers"));
+            rows.index_axis_mut(Axis(0), worker.index()).assign(&fitted.row(row));
+        }
+        rows
+    }
+}
