@@ -10,11 +10,14 @@ use std::{
 };
 
 use eldr::{
+    Calibration,
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
-    route::LeastLoaded,
+    refit::RefitConfig,
+    route::{LeastLoaded, LocalityBand, LocalityBandParams},
     schedule::{DispatchLimits, FakeModel, FakeRunner, Fault},
-    types::{FinishReason, Request, SamplingParams, Token},
+    types::{FinishReason, MoeShape, Request, SamplingParams, Token},
 };
+use ndarray::Array2;
 
 const MODEL: FakeModel = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
 
@@ -39,13 +42,17 @@ impl Tokenizer for Letters {
 }
 
 fn engine_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> Engine {
+    Engine::start(parts_with(faults, n_slots, limits)).unwrap()
+}
+
+fn parts_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> EngineParts {
     let permits = Arc::new(Permits::new(2));
     let worker = |name: String, faults: Vec<Fault>| EngineWorker {
         name,
         runner: Box::new(FakeRunner::new(MODEL, n_slots, 256, faults)),
         permits: Some(Arc::clone(&permits)),
     };
-    Engine::start(EngineParts {
+    EngineParts {
         prefill: vec![worker("prefill 0".to_owned(), Vec::new())],
         decode: faults.iter().enumerate().map(|(i, f)| worker(format!("decode {i}"), f.clone())).collect(),
         tokenizer: Arc::new(Letters),
@@ -54,8 +61,7 @@ fn engine_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> E
         limits,
         chunk: 16,
         n_expert: MODEL.n_expert,
-    })
-    .unwrap()
+    }
 }
 
 fn request(seed: u64, max_tokens: u32) -> Request {
@@ -254,4 +260,71 @@ fn the_engine_is_shared_among_threads() {
     fn sent<T: Send>() {}
     shared::<Engine>();
     sent::<eldr::engine::TokenStream>();
+}
+
+/// A calibration of the fake model for three workers, whose centroids are three experts of its first layer.
+fn calibration() -> Calibration {
+    Calibration {
+        shape: MoeShape { layers: vec![0, 1, 2], n_layer: 4, n_expert: 8, n_expert_used: 2 },
+        fingerprint: "fake".to_owned(),
+        idf: Array2::ones((3, 8)),
+        layers: vec![0, 1],
+        centroids: Array2::from_shape_fn((3, 16), |(k, i)| f32::from(u8::from(i == k))),
+        n_requests: 3,
+        n_tokens: 60,
+        rho: 0.5,
+        tau: 0.1,
+        cost: 0.0,
+        seed: 1,
+        load_model: None,
+    }
+}
+
+#[test]
+fn refits_run_beside_the_requests_and_change_no_text() {
+    let calibration = Arc::new(calibration());
+    let faults = [vec![], vec![Fault::DecodeFatal(40)], vec![]];
+    let centroids = Arc::new(calibration.centroids.clone());
+    let parts = EngineParts {
+        policy: Box::new(LocalityBand::new(centroids, 3, LocalityBandParams::default()).unwrap()),
+        calibration: Some(calibration),
+        ..parts_with(&faults, 4, DispatchLimits::default())
+    };
+    let config = RefitConfig { min_fresh: 24, min_interval: Duration::ZERO, ..RefitConfig::default() };
+    let engine = Engine::start_refitting(parts, config).unwrap();
+    let refit = || engine.stats().refit.unwrap();
+    let mut n_requests = 0;
+    // The centroids stand for single experts, so the first cut is better, and the last is for the two workers left.
+    while refit().n_swaps < 2 || refit().n_workers > 2 {
+        assert!(n_requests < 100_000, "{:?}", refit());
+        let requests: Vec<_> = (0..8).map(|i| request(n_requests + i, 12)).collect();
+        let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        for (request, stream) in requests.iter().zip(streams) {
+            assert_eq!(stream.collect().unwrap().tokens, expected(request));
+        }
+        n_requests += 8;
+    }
+    // Requests of the lost worker are routed again.
+    assert!(refit().n_observed >= n_requests);
+    assert_eq!(refit().off, None);
+    engine.shutdown();
+}
+
+#[test]
+fn a_refit_needs_a_calibration_for_its_workers() {
+    let refuse = |calibration: Option<Calibration>, config| {
+        let parts = EngineParts {
+            calibration: calibration.map(Arc::new),
+            ..parts_with(&[vec![], vec![]], 4, DispatchLimits::default())
+        };
+        Engine::start_refitting(parts, config).err().unwrap().to_string()
+    };
+    assert!(refuse(None, RefitConfig::default()).contains("no centroids to refit"));
+    assert!(refuse(Some(calibration()), RefitConfig::default()).contains("3 centroids for 2 decode workers"));
+    let two = Calibration {
+        centroids: Array2::from_shape_fn((2, 16), |(k, i)| f32::from(u8::from(i == k))),
+        ..calibration()
+    };
+    let short = RefitConfig { max_signatures: 1, ..RefitConfig::default() };
+    assert!(refuse(Some(two), short).contains("refit keeps 1 signatures"));
 }

@@ -2,7 +2,7 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::EngineError, route::PolicyKind, schedule::DispatchLimits};
+use crate::{engine::EngineError, refit::RefitConfig, route::PolicyKind, schedule::DispatchLimits};
 
 /// Some workers on one device: `2@cuda:0`, `8@cpu`, or `8` for the best device there is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,6 +167,8 @@ pub struct EngineConfig {
     pub tau: Option<f32>,
     /// Fewest workers of the locality band.
     pub min_band: u32,
+    /// Fit the centroids to the traffic while serving; none leaves them as calibrated.
+    pub refit: Option<RefitConfig>,
     /// Seed of the policies that draw.
     pub seed: u64,
     /// The workload's domains, for the `domain` oracle.
@@ -196,6 +198,7 @@ impl Default for EngineConfig {
             calibration: None,
             tau: None,
             min_band: 1,
+            refit: None,
             seed: 0,
             domains: Vec::new(),
             limits: DispatchLimits::default(),
@@ -227,6 +230,14 @@ impl EngineConfig {
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
         let quantised = self.kv_format == KvFormat::Q8_0 && self.flash_attention != FlashAttention::On;
         rule(!quantised, "q8_0 keys and values need flash attention: switch it on for all workers");
+        if let Some(refit) = &self.refit {
+            let moves = self.policy.needs_calibration();
+            rule(
+                moves,
+                "a refit moves centroids, which the policy does not use: route by locality_band, or do not refit",
+            );
+            problems.extend(refit.problems(self.decode.n_workers()));
+        }
         problems
     }
 }
@@ -266,5 +277,11 @@ mod tests {
         assert!(EngineConfig::default().problems().is_empty());
         let wrong = EngineConfig { n_slots: 0, chunk: 0, tau: Some(f32::NAN), ..EngineConfig::default() };
         assert_eq!(wrong.problems().len(), 3);
+        let refit = |policy| EngineConfig { policy, refit: Some(RefitConfig::default()), ..EngineConfig::default() };
+        assert!(refit(PolicyKind::LocalityBand).problems().is_empty());
+        assert!(refit(PolicyKind::RoundRobin).problems()[0].contains("route by locality_band"));
+        let short = RefitConfig { max_signatures: 3, ..RefitConfig::default() };
+        let wrong = EngineConfig { refit: Some(short), ..refit(PolicyKind::LocalityBand) };
+        assert!(wrong.problems()[0].contains("keeps 3 signatures"), "{:?}", wrong.problems());
     }
 }

@@ -11,8 +11,10 @@ use crate::{
     calibrate::Calibration,
     engine::{
         EngineError, EngineStats, Permits, Shared, TokenStream, Tokenizer,
+        refit::Refit,
         worker::{Scheduler, Starter},
     },
+    refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, RunnerInfo, Source},
     types::{Request, Token, WorkerId},
@@ -66,12 +68,42 @@ impl Engine {
     /// Starts a thread for every worker. Workers that cannot exchange sequences are refused with the setting that
     /// differs.
     pub fn start(parts: EngineParts) -> Result<Self, EngineError> {
+        Self::launch(parts, None)
+    }
+
+    /// Starts like [`Engine::start`], and fits the policy's centroids to the traffic while it serves.
+    ///
+    /// Fits run on a thread of their own and never delay a request; at the end of the engine a fit that still runs is
+    /// not waited for. A lost decode worker's share is recut among the others.
+    ///
+    /// # Errors
+    /// Without a calibration there is nothing to refit.
+    pub fn start_refitting(parts: EngineParts, config: RefitConfig) -> Result<Self, EngineError> {
+        let refuse = |why: String| Err(EngineError::Config(why));
+        let Some(calibration) = &parts.calibration else {
+            return refuse("there is no calibration, so no centroids to refit: give one, or do not refit".to_owned());
+        };
+        let (n_centroids, n_workers) = (calibration.n_workers(), parts.decode.len());
+        if n_centroids != n_workers {
+            return refuse(format!(
+                "the calibration has {n_centroids} centroids for {n_workers} decode workers: calibrate with `--workers \
+                 {n_workers}`"
+            ));
+        }
+        match Refitter::new(config, Arc::new(calibration.centroids.clone())) {
+            Ok(refitter) => Self::launch(parts, Some(refitter)),
+            Err(error) => refuse(error.to_string()),
+        }
+    }
+
+    fn launch(parts: EngineParts, refitter: Option<Refitter>) -> Result<Self, EngineError> {
         let n_ctx_slot = check_workers(&parts)?;
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, parts.policy, parts.calibration, parts.limits);
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
-        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to));
+        let (refit, fits) = refitter.map(Refit::new).unzip();
+        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit));
         let eog = parts.tokenizer.end_tokens().to_vec();
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
         for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
@@ -84,6 +116,9 @@ impl Engine {
             starter.spawn(Source::Decode(WorkerId(index as u32)), worker, Scheduler::Decode(scheduler), inbox)?;
         }
         starter.spawn_deadlines()?;
+        if let Some(fits) = fits {
+            fits.start(Arc::downgrade(&shared))?;
+        }
         let threads = Mutex::new(std::mem::take(&mut starter.threads));
         Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, n_ctx_slot })))
     }

@@ -17,6 +17,7 @@ mod model_tokenizer;
 mod permits;
 #[cfg(feature = "llama")]
 mod record;
+mod refit;
 mod replace;
 mod shared;
 mod stream;

@@ -220,7 +220,7 @@ impl LoadedModel {
             Some(calibration) if config.policy.needs_calibration() => calibration.layers.clone(),
             _ => Vec::new(),
         };
-        Engine::start(EngineParts {
+        let parts = EngineParts {
             prefill: self.prefill_workers(config, &tapped)?,
             decode: self.decode_workers(config, false)?,
             tokenizer: self.tokenizer(),
@@ -229,7 +229,12 @@ impl LoadedModel {
             limits: config.limits,
             chunk: self.chunk(config),
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
-        })
+        };
+        match &config.refit {
+            // A dense model has no calibration and is routed by load.
+            Some(refit) if parts.calibration.is_some() => Engine::start_refitting(parts, refit.clone()),
+            _ => Engine::start(parts),
+        }
     }
 
     fn model(&self) -> &Model {

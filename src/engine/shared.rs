@@ -8,7 +8,8 @@ use crossbeam::channel::Sender;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    engine::{EngineError, stream::RawEvent},
+    engine::{EngineError, refit::Refit, stream::RawEvent},
+    refit::{FitResult, RefitStats},
     route::WorkerView,
     schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
     types::{FinishReason, Request, RequestId},
@@ -35,13 +36,14 @@ struct State {
     prefill: Vec<Sender<ToWorker>>,
     decode: Vec<Sender<ToWorker>>,
     commands: Vec<Command>,
+    refit: Option<Refit>,
     next_id: u64,
     draining: bool,
     stopped: bool,
 }
 
 /// What the engine is doing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EngineStats {
     /// Requests accepted and not ended.
     pub n_active: usize,
@@ -51,16 +53,27 @@ pub struct EngineStats {
     pub workers: Vec<WorkerView>,
     /// Counters since the start.
     pub dispatch: DispatchStats,
+    /// Drift and refits; none where the centroids stay as calibrated.
+    pub refit: Option<RefitStats>,
 }
 
 impl Shared {
-    pub(super) fn new(dispatcher: Dispatcher, prefill: Vec<Sender<ToWorker>>, decode: Vec<Sender<ToWorker>>) -> Self {
+    pub(super) fn new(
+        mut dispatcher: Dispatcher,
+        prefill: Vec<Sender<ToWorker>>,
+        decode: Vec<Sender<ToWorker>>,
+        refit: Option<Refit>,
+    ) -> Self {
+        if refit.is_some() {
+            dispatcher.keep_signatures();
+        }
         let state = State {
             dispatcher,
             streams: HashMap::new(),
             prefill,
             decode,
             commands: Vec::new(),
+            refit,
             next_id: 0,
             draining: false,
             stopped: false,
@@ -148,6 +161,18 @@ impl Shared {
                 }
             }
         }
+        let State { dispatcher, refit, .. } = state;
+        if let Some(refit) = refit {
+            refit.turn(dispatcher, now);
+        }
+    }
+
+    /// Takes in the end of a check of the centroids; nothing if it panicked.
+    pub(super) fn end_fit(&self, result: Option<FitResult>) {
+        let State { dispatcher, refit, .. } = &mut *self.state.lock();
+        if let Some(refit) = refit {
+            refit.end(result, dispatcher);
+        }
     }
 
     /// Takes no more requests.
@@ -181,6 +206,10 @@ impl Shared {
         state.stopped = true;
         state.prefill.clear();
         state.decode.clear();
+        // Its thread runs out; the last numbers stay.
+        if let Some(refit) = &mut state.refit {
+            refit.stop();
+        }
         self.changed.notify_all();
     }
 
@@ -210,6 +239,7 @@ impl Shared {
             n_queued: state.dispatcher.n_queued(),
             workers: state.dispatcher.workers().to_vec(),
             dispatch: state.dispatcher.stats(),
+            refit: state.refit.as_ref().map(Refit::stats),
         }
     }
 

@@ -4,9 +4,11 @@ use std::{
     time::Duration,
 };
 
+use ndarray::Array2;
+
 use crate::{
     calibrate::Calibration,
-    route::{Decision, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
     schedule::{Handoff, Job, WorkerEvent},
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
@@ -88,6 +90,8 @@ pub struct Dispatcher {
     queue: VecDeque<Job>,
     handoffs: VecDeque<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
+    /// Of routed requests, where the driver asked for them.
+    routed: Option<Vec<Signature>>,
     stats: DispatchStats,
 }
 
@@ -142,6 +146,7 @@ impl Dispatcher {
             queue: VecDeque::new(),
             handoffs: VecDeque::new(),
             records: BTreeMap::new(),
+            routed: None,
             stats: DispatchStats::default(),
         }
     }
@@ -228,6 +233,21 @@ impl Dispatcher {
             WorkerEvent::Lost { error } => self.on_lost(source, &error, commands),
         }
         self.advance(commands);
+    }
+
+    /// From now on keeps the signature of every request it routes, until [`Dispatcher::take_signatures`].
+    pub fn keep_signatures(&mut self) {
+        self.routed.get_or_insert_default();
+    }
+
+    /// The signatures of requests routed since the last call, in order; one routed again after a loss counts again.
+    pub fn take_signatures(&mut self) -> impl Iterator<Item = Signature> {
+        self.routed.iter_mut().flat_map(|routed| routed.drain(..))
+    }
+
+    /// Gives the policy new centroids, for the decisions to come; see [`RoutePolicy::set_centroids`].
+    pub fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.policy.set_centroids(centroids)
     }
 
     /// Requests accepted and not ended.
@@ -342,6 +362,9 @@ impl Dispatcher {
                     worker.n_inflight += 1;
                     self.record(id).place = Place::Decode(decision.worker);
                     commands.push(Command::Decode(decision.worker, handoff, decision));
+                    if let Some(routed) = &mut self.routed {
+                        routed.extend(signature);
+                    }
                 }
                 Err(RouteError::AllFull) => {
                     self.handoffs.push_front((handoff, signature));
