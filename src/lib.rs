@@ -18,9 +18,9 @@
 //! 7. decode loop: the worker draws a token of each of its sequences a step.
 //! 8. stream out: the client reads tokens and text, blocking or async.
 //!
-//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`calibrate`], [`route`],
-//! [`schedule`] and [`metrics`] decide, [`figures`] computes what a calibration's report shows, and none of them
-//! touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `bench`
+//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`trace`], [`calibrate`],
+//! [`refit`], [`route`], [`schedule`], [`sim`] and [`metrics`] decide, [`figures`] computes what a calibration's report
+//! shows, and none of them touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `bench`
 //! measures. Without the feature `llama` everything but `llama` and the loading of models is there, over any
 //! [`ModelRunner`](schedule::ModelRunner).
 //!

@@ -163,8 +163,16 @@ fn into(path: &Path, n_slots: u32, prompts: &[RecordPrompt], n: usize) -> Result
     summary.map_err(|error| error.to_string())
 }
 
+/// A file's requests by id, whatever their order.
+fn by_id(path: &Path) -> Vec<TraceRequest> {
+    let mut requests = read_trace(path).expect("a trace").requests;
+    requests.sort_by(|a, b| a.id.cmp(&b.id));
+    requests
+}
+
+// Symptom: what had ended behind an unfinished prompt was thrown away, so that repeated interruptions got nowhere.
 #[test]
-fn a_recording_that_was_stopped_goes_on_to_the_same_bytes() {
+fn a_recording_that_was_stopped_keeps_what_had_ended_and_goes_on_to_the_same_requests() {
     let dir = tempfile::tempdir().expect("a folder");
     let whole = dir.path().join("whole");
     let all = prompts(9);
@@ -172,18 +180,21 @@ fn a_recording_that_was_stopped_goes_on_to_the_same_bytes() {
     assert_eq!(summary, RecordSummary { n_prompts: 9, n_before: 0, n_new: 9, n_in_file: 9 });
     assert_eq!(read_trace(&whole).expect("a trace").requests.len(), 9);
     let bytes = fs::read(&whole).expect("there");
+    let mut n_kept_behind = 0;
     for stop in 0..9 {
         let path = dir.path().join(format!("stopped-{stop}"));
         let summary = into(&path, 4, &all, stop).expect("stopped");
-        assert_eq!((summary.n_new, summary.is_whole()), (stop, false));
+        assert!(summary.n_new >= stop, "{summary:?}");
+        n_kept_behind += summary.n_new - stop;
         // The rest in other company, and half of a record lost.
         let torn = fs::read(&path).expect("there");
-        fs::write(&path, &torn[..torn.len() - usize::from(stop > 0)]).expect("written");
+        fs::write(&path, &torn[..torn.len() - usize::from(summary.n_new > 0)]).expect("written");
+        let n_before = summary.n_new.saturating_sub(1);
         let summary = into(&path, 3, &all, usize::MAX).expect("recorded");
-        let n_before = stop.saturating_sub(1);
         assert_eq!(summary, RecordSummary { n_prompts: 9, n_before, n_new: 9 - n_before, n_in_file: 9 });
-        assert!(fs::read(&path).expect("there") == bytes, "stopped after {stop}");
+        assert_eq!(by_id(&path), by_id(&whole), "stopped after {stop}");
     }
+    assert!(n_kept_behind > 0, "no request ended before one that stands before it");
     // Nothing is left to do, and then two prompts more.
     assert_eq!(into(&whole, 4, &all, usize::MAX).map(|summary| summary.n_new), Ok(0));
     assert!(fs::read(&whole).expect("there") == bytes);

@@ -71,6 +71,10 @@ pub struct PrefillCounts {
     pub ids: Vec<String>,
     /// Their counts in every layer, rows 0 to L - 1.
     pub counts: Vec<ExpertCounts>,
+    /// Metadata `model`, if it is there.
+    pub model: Option<String>,
+    /// What a calibration made from counts with this `model` and shape is for.
+    pub fingerprint: String,
 }
 
 impl PrefillCounts {
@@ -92,7 +96,10 @@ impl PrefillCounts {
             let n_tokens = n_tokens(counts, e, shape.n_expert_used);
             ExpertCounts::from_rows(&shape.layers, shape.n_expert, n_tokens, counts.to_vec())
         };
-        Ok(Self { counts: prefill.counts.chunks_exact(l * e).map(of_request).collect(), ids })
+        let model = entry("model").map(str::to_owned);
+        let k = shape.n_expert_used as usize;
+        let fingerprint = fingerprint(model.as_deref().unwrap_or_default(), [l, e, k]);
+        Ok(Self { counts: prefill.counts.chunks_exact(l * e).map(of_request).collect(), ids, model, fingerprint })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Never sets a default of its own: what is not given is the configuration's.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{
     Args,
@@ -100,15 +100,48 @@ pub struct RouteArgs {
     /// Calibration file, from `eldr calibrate`
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
-    /// Width of the locality band; the calibration's without it
-    #[arg(long, value_name = "TAU")]
-    pub tau: Option<f32>,
+    /// Width of the locality band; without it, or auto, the calibration's
+    #[arg(long, value_name = "TAU|auto")]
+    tau: Option<TauChoice>,
     /// Fewest workers of the locality band
     #[arg(long, value_name = "N")]
     min_band: Option<u32>,
     /// Let the calibration's centroids follow the traffic
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     refit: Option<bool>,
+}
+
+/// How the width of the locality band is found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum TauChoice {
+    /// By replaying the requests.
+    Auto,
+    /// As given.
+    Fixed(f32),
+}
+
+impl TauChoice {
+    /// The width, if it is given.
+    pub fn fixed(self) -> Option<f32> {
+        match self {
+            Self::Auto => None,
+            Self::Fixed(tau) => Some(tau),
+        }
+    }
+}
+
+impl FromStr for TauChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.eq_ignore_ascii_case("auto") {
+            return Ok(Self::Auto);
+        }
+        match text.parse::<f32>() {
+            Ok(tau) if (0.0..=2.0).contains(&tau) => Ok(Self::Fixed(tau)),
+            _ => Err("it must be auto, or a number from 0 (only the most similar worker) to 2 (every worker)".into()),
+        }
+    }
 }
 
 /// A switch whose value may be given, so that a setting of the file can be switched off again.
@@ -191,7 +224,7 @@ impl RouteArgs {
         put(&mut config.policy, policy.or(implied));
         config.heed_verdict = policy.is_none();
         config.calibration.clone_from(&self.calibration);
-        config.tau = self.tau;
+        config.tau = self.tau.and_then(TauChoice::fixed);
         put(&mut config.min_band, self.min_band);
         config.refit = self.refit.unwrap_or(false).then(RefitConfig::default);
     }
@@ -267,6 +300,15 @@ mod tests {
         want.limits.max_handoffs = 6;
         want.limits.max_retries = 1;
         assert_eq!(got, want);
+    }
+
+    #[test]
+    fn tau_is_auto_or_a_cosine_distance() {
+        assert_eq!("Auto".parse(), Ok(TauChoice::Auto));
+        assert_eq!("0.25".parse(), Ok(TauChoice::Fixed(0.25)));
+        for wrong in ["", "-0.1", "2.5", "NaN", "wide"] {
+            assert!(wrong.parse::<TauChoice>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

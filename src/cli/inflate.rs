@@ -2,7 +2,17 @@
 //!
 //! Never replaces a file unless told to.
 
-use std::{error::Error as _, fs, io, path::PathBuf, process};
+use std::{
+    error::Error as _,
+    fs, io,
+    path::PathBuf,
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 
 use clap::Args;
 use eldr::engine::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
@@ -46,13 +56,18 @@ impl InflateArgs {
             _ => return Err(CliError::usage("give one of --factor N and --size SIZE")),
         };
         let input = shipped_or(self.model.as_ref())?;
-        self.remove_on_interrupt()?;
+        let interrupted = Arc::new(AtomicBool::new(false));
+        self.remove_on_interrupt(&interrupted)?;
         let bar = progress::bar(1, "writing");
         let report = inflate(&input, &self.output, target, self.force, |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
         bar.finish_and_clear();
+        // What the handler took away is no error of its own: the handler ends the program.
+        while report.is_err() && interrupted.load(Ordering::SeqCst) {
+            thread::park();
+        }
         let InflateReport { n_ff, n_bytes, n_grown } = report.map_err(to_cli)?;
         output.line(&format!(
             "wrote {}: {} instead of {}, experts of {} instead of {} rows in {n_grown} tensors; its outputs and picks \
@@ -74,9 +89,11 @@ impl InflateArgs {
     }
 
     /// Ctrl-C takes the unfinished file with it.
-    fn remove_on_interrupt(&self) -> Result<(), CliError> {
+    fn remove_on_interrupt(&self, interrupted: &Arc<AtomicBool>) -> Result<(), CliError> {
         let partial = inflate_partial(&self.output).map_err(to_cli)?;
+        let interrupted = Arc::clone(interrupted);
         let installed = ctrlc::set_handler(move || {
+            interrupted.store(true, Ordering::SeqCst);
             // There is none before the first and after the last byte.
             let _ = fs::remove_file(&partial);
             complain("eldr: interrupted: no model was written");

@@ -43,7 +43,7 @@ use self::{
 };
 
 const AFTER_HELP: &str = "\
-Every option NAME is also a setting: NAME = value in the TOML file given by --config, or ELDR_NAME in the environment \
+Every option NAME that says how, and not what to write or to answer, is also a setting: NAME = value in the TOML file given by --config, or ELDR_NAME in the environment \
 (upper case, _ for -). Flags outweigh the environment, which outweighs the file; a table [VERB] of the file outweighs \
 its other lines for that verb.";
 
@@ -67,7 +67,7 @@ enum Verb {
     Run(run::RunArgs),
     /// Record which experts prompts and their answers pick, into a trace
     Record(record::RecordArgs),
-    /// Record prompts and fit a calibration: expert weights, layers, one centroid a decode worker
+    /// Fit a calibration to prompts, a trace or counts, and tell whether locality helps
     Calibrate(calibrate::CalibrateArgs),
     /// Show where a calibration sends requests whose counts are given
     Route(route::RouteArgs),

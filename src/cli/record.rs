@@ -38,7 +38,8 @@ pub struct RecordArgs {
     /// Trace to write; one that is there is gone on with
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
+    /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less. At least 2 are, and an
+    /// answer does not end before them
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
     /// Use the first N prompts only

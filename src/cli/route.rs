@@ -10,11 +10,12 @@ use eldr::{
     engine::{EngineError, read_calibration},
     route::{Decision, PolicyKind, PolicyParams, RouteRequest, WorkerView},
     signature::{ExpertCounts, Signature},
+    sim::Verdict,
     types::WorkerId,
 };
 use serde_json::{Value, json};
 
-use super::{error::CliError, output::Output};
+use super::{args::TauChoice, error::CliError, output::Output};
 
 /// Slots of a worker that nobody described: it is never full.
 const MANY_SLOTS: u32 = u32::MAX;
@@ -35,13 +36,13 @@ pub struct RouteArgs {
     loads: Option<Numbers>,
     /// Most requests each worker can hold, such as 16,16,8; no bound without it
     #[arg(long, value_name = "N,N,..")]
-    slots: Option<Numbers>,
+    limits: Option<Numbers>,
     /// Book each request on its worker before the next is routed
     #[arg(long)]
     book: bool,
-    /// Width of the locality band; the calibration's without it
-    #[arg(long, value_name = "TAU")]
-    tau: Option<f32>,
+    /// Width of the locality band; without it, or auto, the calibration's
+    #[arg(long, value_name = "TAU|auto")]
+    tau: Option<TauChoice>,
     /// Fewest workers of the locality band
     #[arg(long, value_name = "N", default_value_t = 1)]
     min_band: u32,
@@ -63,10 +64,10 @@ impl FromStr for Numbers {
 impl RouteArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let calibration = read_calibration(&self.calibration).map_err(EngineError::from)?;
-        let PrefillCounts { ids, counts } = self.counts(&calibration)?;
+        let PrefillCounts { ids, counts, .. } = self.counts(&calibration)?;
         let mut workers = self.workers(calibration.n_workers())?;
         let params = PolicyParams {
-            tau: self.tau.unwrap_or(calibration.tau),
+            tau: self.tau.and_then(TauChoice::fixed).unwrap_or(calibration.tau),
             min_band: self.min_band,
             centroids: Some(Arc::new(calibration.centroids.clone())),
             ..PolicyParams::new(calibration.n_workers())
@@ -79,14 +80,19 @@ impl RouteArgs {
             let decision = policy
                 .select(&request, &workers)
                 .map_err(|error| CliError::failed(format!("request {id} can not be placed: {error}")))?;
+            let band = signature.as_ref().map(|signature| band(&calibration, signature, &workers, decision.band));
             if self.book {
                 workers[decision.worker.index()].n_inflight += 1;
             }
             let similarities = signature.as_ref().map(|signature| similarities(&calibration, signature));
             output.line(&line(id, &decision, similarities.as_deref()))?;
-            rows.push(row(id, &decision, similarities.as_deref(), params.tau));
+            rows.push(row(id, &decision, similarities.as_deref(), band.as_deref()));
         }
-        output.json(&json!({ "policy": policy.name(), "tau": params.tau, "requests": rows }))
+        let verdict = Verdict::of(&calibration).map(|verdict| verdict.sentence());
+        if let Some(sentence) = &verdict {
+            output.line(sentence)?;
+        }
+        output.json(&json!({ "policy": policy.name(), "tau": params.tau, "verdict": verdict, "requests": rows }))
     }
 
     /// The requests' names and counts, in the calibration's layers.
@@ -95,14 +101,24 @@ impl RouteArgs {
         let bytes = fs::read(&self.counts)
             .map_err(|error| CliError::input(format!("cannot read the counts {shown}: {error}")))?;
         let read = PrefillCounts::read(&bytes).map_err(|error| CliError::input(format!("{shown}: {error}")))?;
+        if let Some(model) = read
+            .model
+            .as_ref()
+            .filter(|model| **model != calibration.fingerprint && read.fingerprint != calibration.fingerprint)
+        {
+            return Err(CliError::input(format!(
+                "{shown} has counts of the model `{model}`, and the calibration was made for another: give counts of the \
+                 model that was calibrated"
+            )));
+        }
         let shape = &calibration.shape;
         let wrong = |counts: &&ExpertCounts| {
             (counts.layers().len(), counts.n_expert()) != (shape.n_layer_moe(), shape.n_expert)
         };
         if let Some(counts) = read.counts.iter().find(wrong) {
             return Err(CliError::input(format!(
-                "{shown} has counts of {} layers of {} experts, and the calibration is for {} of {}: give counts of the \
-                 model that was calibrated",
+                "{shown} has counts of {} layers of {} experts, and the calibration is for {} of {}: give a row for each \
+                 MoE layer of the model that was calibrated, the last one too",
                 counts.layers().len(),
                 counts.n_expert(),
                 shape.n_layer_moe(),
@@ -122,7 +138,7 @@ impl RouteArgs {
             None => Ok(vec![otherwise; n_workers]),
         };
         let loads = numbers(&self.loads, "loads", 0)?;
-        let slots = numbers(&self.slots, "slots", MANY_SLOTS)?;
+        let slots = numbers(&self.limits, "limits", MANY_SLOTS)?;
         let view = |(id, (n_inflight, n_slots))| WorkerView { id: WorkerId(id), n_slots, n_inflight, healthy: true };
         Ok((0..).zip(loads.into_iter().zip(slots)).map(view).collect())
     }
@@ -141,19 +157,23 @@ fn line(id: &str, decision: &Decision, similarities: Option<&[f32]>) -> String {
     format!("{id}: worker {} ({why})", decision.worker)
 }
 
-fn row(id: &str, decision: &Decision, similarities: Option<&[f32]>, tau: f32) -> Value {
-    let best = decision.best_similarity;
-    // The band by definition; full workers are left to the decision.
-    let band = similarities
-        .zip(best)
-        .map(|(cosines, best)| (0..cosines.len()).filter(|&worker| cosines[worker] >= best - tau).collect::<Vec<_>>());
+/// The workers the policy chose between: the most similar eligible ones, the lower number first among equals.
+fn band(calibration: &Calibration, signature: &Signature, workers: &[WorkerView], n: u32) -> Vec<u32> {
+    let similarity = |worker: &WorkerView| signature.cosine(calibration.centroid(worker.id.index()));
+    let mut eligible: Vec<&WorkerView> = workers.iter().filter(|worker| worker.eligible()).collect();
+    eligible.sort_by(|a, b| similarity(b).total_cmp(&similarity(a)).then(a.id.cmp(&b.id)));
+    let mut band: Vec<u32> = eligible.iter().take(n as usize).map(|worker| worker.id.0).collect();
+    band.sort_unstable();
+    band
+}
+
+fn row(id: &str, decision: &Decision, similarities: Option<&[f32]>, band: Option<&[u32]>) -> Value {
     json!({
         "id": id,
         "worker": decision.worker,
         "reason": decision.reason,
         "similarities": similarities,
         "band": band,
-        "n_band": decision.band,
         "n_inflight": decision.n_inflight,
     })
 }

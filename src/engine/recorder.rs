@@ -3,7 +3,7 @@
 //! Never tells requests in another order than the prompts', so that a recording that was killed holds the first ones.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::{
         Arc,
@@ -120,7 +120,7 @@ impl Recorder {
     }
 
     /// Adds to the trace `path` every prompt that is not in it, and makes the trace if there is none. Ends early, with
-    /// every finished request in the file, when `stop` is set. `progress` hears how many prompts are in the file.
+    /// every finished request in the file, when `stop` is set; what was interrupted so may hold them in another order. `progress` hears how many prompts are in the file.
     ///
     /// Errors: ids that are there twice, prompts that do not fit a slot, a trace that can not be gone on with.
     pub fn record_into(
@@ -161,7 +161,8 @@ impl Recorder {
         Ok(RecordSummary { n_prompts: prompts.len(), n_before, n_new, n_in_file: writer.n_recorded() })
     }
 
-    /// Tells `sink` each prompt's request, in order, as soon as it and all before it are done, until `stop` is set.
+    /// Tells `sink` each prompt's request, in order, as soon as it and all before it are done, until `stop` is set; then
+    /// those that are done although one before them is not.
     ///
     /// Errors: prompts that do not fit a slot, a worker or a tap that fails, and those of `sink`.
     pub fn run(
@@ -170,10 +171,10 @@ impl Recorder {
         stop: &AtomicBool,
         sink: &mut dyn FnMut(TraceRequest, PromptKey) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let keys = prompts.iter().map(|prompt| self.key(prompt)).collect::<Result<VecDeque<_>, _>>()?;
+        let keys = prompts.iter().map(|prompt| self.key(prompt)).collect::<Result<Vec<_>, _>>()?;
         let worker = DecodeWorker::new(self.decode.info(), self.chunk, &[]);
         let run = Run { recorder: self, worker, prompts, open: BTreeMap::new(), done: BTreeMap::new() };
-        run.finish(keys, stop, sink)
+        run.finish(&keys, stop, sink)
     }
 }
 
@@ -201,7 +202,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn finish(
         mut self,
-        keys: VecDeque<PromptKey>,
+        keys: &[PromptKey],
         stop: &AtomicBool,
         sink: &mut dyn FnMut(TraceRequest, PromptKey) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
@@ -210,7 +211,7 @@ impl Run<'_> {
         for (place, key) in (0..).zip(keys) {
             let request = loop {
                 if stop.load(Ordering::Relaxed) {
-                    return Ok(());
+                    return self.give_up(keys, sink);
                 }
                 if let Some(request) = self.done.remove(&place) {
                     break request;
@@ -222,7 +223,19 @@ impl Run<'_> {
                     self.step()?;
                 }
             };
-            sink(request, key)?;
+            sink(request, *key)?;
+        }
+        Ok(())
+    }
+
+    /// Tells what is done already although one before it is not.
+    fn give_up(
+        self,
+        keys: &[PromptKey],
+        sink: &mut dyn FnMut(TraceRequest, PromptKey) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        for (place, request) in self.done {
+            sink(request, keys[place as usize])?;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::trace::{
     encode_request, frame, is_torn_preamble, preamble,
 };
 
-/// A record is in the file at once, and on the disk at the latest so much later: a killed recording loses nothing, a
+/// A record is in the file at once, and on the disk at the latest so much later: a killed recording loses no record, a
 /// power cut a second's work.
 const SYNC_AFTER: Duration = Duration::from_secs(1);
 

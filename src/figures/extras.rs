@@ -91,7 +91,9 @@ pub(super) fn transforms(mut transforms: Vec<TransformRho>) -> Figure<Vec<Transf
 /// The tau curve, rounded.
 pub(super) fn tau(curve: Option<TauCurve>) -> Figure<TauCurve> {
     let Some(mut curve) = curve.filter(|curve| !curve.points.is_empty()) else {
-        return Figure::left_out("tau was given, not chosen by replaying the requests");
+        return Figure::left_out(
+            "no width was chosen by replaying the requests: tau was given, or there were too few of them",
+        );
     };
     for point in &mut curve.points {
         let TauPoint { tau, tpot_p50_change, tpot_p99_change, experts_change } = point;

@@ -13,7 +13,8 @@ pub struct RefitConfig {
     pub min_fresh: usize,
     /// A fit is made when the newest signatures' similarity is this far below what was expected.
     pub drift: f64,
-    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this.
+    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this; where
+    /// no drift was seen, by the standard error of the comparison on top.
     pub margin: f64,
     /// Searches when centroids are cut anew.
     pub n_restarts: u32,
@@ -36,7 +37,7 @@ impl Default for RefitConfig {
             max_age: Duration::from_secs(300),
             min_interval: Duration::from_secs(2),
             min_fresh: 64,
-            drift: 0.02,
+            drift: 0.04,
             margin: 0.005,
             n_restarts: 4,
             max_iterations: 30,

@@ -117,10 +117,12 @@ impl FitJob {
             }
         }
         let (cut, yardstick) = best.expect("at least one cut");
-        let gain = now.as_ref().map_or(yardstick.level(), |now| yardstick.level() - now.level());
+        let (gain, error) = now.as_ref().map_or((yardstick.level(), 0.0), |now| yardstick.gain_over(now));
         let is_better = match reason {
             RefitReason::Resized => !self.has_all() || gain > 0.0,
-            _ => gain > self.config.margin,
+            RefitReason::Drift | RefitReason::Moving => gain > self.config.margin,
+            // Nothing says that traffic has moved, so chance must not be enough.
+            RefitReason::First | RefitReason::Renewed => gain - error > self.config.margin,
         };
         let serves = now.filter(|_| !is_better).unwrap_or(yardstick);
         let expected = Expectation { level: serves.level(), low_edge: serves.low_edge() };

@@ -66,6 +66,15 @@ impl Yardstick {
     pub fn low_share(&self, edge: f64) -> f64 {
         self.best.iter().filter(|&&best| best < edge).count() as f64 / self.best.len() as f64
     }
+
+    /// How much higher this is than `other`, measured on the same signatures: the mean difference and its standard error.
+    pub fn gain_over(&self, other: &Self) -> (f64, f64) {
+        let n = self.shared.len() as f64;
+        let gain = self.level() - other.level();
+        let gains = self.shared.iter().zip(&other.shared).map(|(new, old)| new - old);
+        let variance = gains.map(|g| (g - gain) * (g - gain)).sum::<f64>() / (n - 1.0).max(1.0);
+        (gain, (variance / n).sqrt())
+    }
 }
 
 #[cfg(test)]
@@ -88,6 +97,8 @@ mod tests {
         let skewed = measure(&[0.0, 0.0, 0.0, 1.570_796_4], &views);
         assert!((even.level() - 1.0).abs() < 1e-6 && (skewed.level() - 0.75).abs() < 1e-6);
         assert_eq!(skewed.low_share(0.99).to_bits(), 0.0f64.to_bits());
+        let (gain, error) = even.gain_over(&skewed);
+        assert!((gain - 0.25).abs() < 1e-6 && (error - 0.25).abs() < 1e-6, "{gain} {error}");
     }
 
     #[test]

@@ -94,8 +94,8 @@ impl Verdict {
         } else {
             let wanted = change(self.threshold);
             format!(
-                "locality does not help here: {numbers}; worth it is a change of {wanted} or better whose interval lies \
-                 below 0, so route by load"
+                "locality does not help here: {numbers}; it would have to be {wanted} or less, in all of the interval below \
+                 0: route by load"
             )
         }
     }

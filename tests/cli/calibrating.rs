@@ -80,6 +80,15 @@ fn a_trace_gives_tau_a_verdict_and_a_page() {
     assert_eq!((&given["clusters"][0]["size"], &given["clusters"][1]["size"]), (&30.into(), &10.into()));
     assert_eq!(given["tau_curve"]["points"].as_array().map(Vec::len), Some(1));
 
+    // Symptom: the page was written over the calibration, and both were said to be there.
+    for name in ["report.html", "report.json"] {
+        let (pages, page) = (dir.path().join("over"), dir.path().join("over").join(name));
+        fs::create_dir_all(&pages).expect("made");
+        let ask = ["calibrate", "--trace", text(&trace), "--workers", "2", "-o", text(&page), "--report", text(&pages)];
+        refused(&ask, &["cannot write", name]);
+        assert!(!page.exists());
+    }
+
     let dense = crate::dense(&dir);
     let ask = ["calibrate", "-m", text(&dense), "--trace", text(&trace), "--workers", "2", "-o", text(&file)];
     refused(&ask, &["recorded on another model"]);
@@ -100,6 +109,7 @@ fn a_trace_gives_tau_a_verdict_and_a_page() {
     // The trace read by the library is what the program fitted.
     let trace = read_trace(&trace).expect("a trace");
     let input = CalibrationInput::of_trace(&trace, 0..40);
+    assert!(trace.requests.is_sorted_by_key(|request| &request.id), "recorded in the order of ids");
     let (fitted, _) = fit(&input, &CalibrationParams::new(2)).expect("a fit");
     assert_eq!(fitted.centroids, decode(&bytes).expect("a calibration").centroids);
 }
@@ -127,7 +137,11 @@ fn counts_of_another_engine_are_calibrated_and_routed() {
             request["similarities"].as_array().expect("cosines").iter().filter_map(Value::as_f64).collect();
         let best = usize::from(similarities[1] > similarities[0]);
         assert_eq!((&request["worker"], &request["band"][0]), (&best.into(), &best.into()), "{request}");
-        assert_eq!((&request["reason"], &request["n_band"]), (&"band".into(), &1.into()), "{request}");
+        assert_eq!(
+            (&request["reason"], request["band"].as_array().map(Vec::len)),
+            (&"band".into(), Some(1)),
+            "{request}"
+        );
     }
     // A band of all workers goes by load; booked requests count.
     let wide = route(&["--tau", "2", "--loads", "3,1", "--book"]);
@@ -139,13 +153,21 @@ fn counts_of_another_engine_are_calibrated_and_routed() {
     let with = |more: &[&'static str]| base.iter().copied().chain(more.iter().copied()).collect::<Vec<&str>>();
     refused(&with(&["--loads", "1,2,3"]), &["--loads has 3 numbers", "2 workers"]);
     refused(&with(&["--loads", "1,x"]), &["a whole number for each worker"]);
-    refused(&with(&["--tau", "9"]), &["tau is 9"]);
-    let full = run(with(&["--loads", "1,1", "--slots", "1,1"]));
+    refused(&with(&["--tau", "9"]), &["--tau", "from 0", "to 2"]);
+    let full = run(with(&["--loads", "1,1", "--limits", "1,1"]));
     assert!(full.code == Some(1) && full.sentence().contains("every decode worker is full"), "{full:?}");
+    // Symptom: the band listed full workers and forgot those that --min-band adds.
+    let narrow = route(&["--min-band", "2"]);
+    assert_eq!(narrow["requests"][0]["band"], serde_json::json!([0, 1]));
+    let one_full = route(&["--tau", "2", "--loads", "1,0", "--limits", "1,9"]);
+    assert_eq!(one_full["requests"][0]["band"], serde_json::json!([1]));
+    // Symptom: settings that another verb reads differently broke the command.
+    let config = write(&dir, "settings.toml", "slots = 16\ntau = \"auto\"\n");
+    assert_eq!(route(&["--config", text(&config)])["requests"], routed["requests"]);
     let other = counts(&dir, "other.safetensors", [1, 3, 4], &[1; 12], &[1; 12], None);
     refused(
         &["route", "--calibration", text(&file), "--counts", text(&other)],
-        &["3 layers of 4 experts", "for 2 of 4"],
+        &["3 layers of 4 experts", "for 2 of 4", "each MoE layer"],
     );
 }
 

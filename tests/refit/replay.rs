@@ -94,7 +94,19 @@ pub struct Measured {
     /// 99th percentile of the same.
     pub tpot_p99: f64,
     /// Times new centroids were set.
-    pub n_swaps: u64,
+    pub n_swaps: f64,
+}
+
+impl Measured {
+    pub fn mean(runs: &[Self]) -> Self {
+        let of = |value: fn(&Self) -> f64| runs.iter().map(value).sum::<f64>() / runs.len() as f64;
+        Self {
+            distinct: of(|m| m.distinct),
+            tpot: of(|m| m.tpot),
+            tpot_p99: of(|m| m.tpot_p99),
+            n_swaps: of(|m| m.n_swaps),
+        }
+    }
 }
 
 struct Resident {
@@ -189,7 +201,7 @@ impl Run<'_> {
             distinct: n_distinct as f64 / n_rows as f64,
             tpot: tpots[tpots.len() / 2],
             tpot_p99: tpots[tpots.len() * 99 / 100],
-            n_swaps: self.n_swaps,
+            n_swaps: self.n_swaps as f64,
         }
     }
 

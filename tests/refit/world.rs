@@ -67,7 +67,7 @@ impl World {
         });
         let domain = domain.unwrap_or_else(|| mixture.iter().rposition(|&share| share > 0.0).unwrap());
         let topic = domain * N_TOPICS + rng.below(N_TOPICS);
-        Planted { topic, n_output: 64 + rng.below(128) as u32, rng }
+        Planted { topic, n_output: 384 + rng.below(256) as u32, rng }
     }
 
     /// The experts the request's next token picks in `layer`.

@@ -42,8 +42,8 @@ pub(super) fn section(data: &ReportData) -> Section {
         None => format!("The calibration holds tau&nbsp;=&nbsp;{}.", tau(data.summary.tau)),
     };
     let note = format!(
-        "The band replayed against {} on requests that took no part in the fit; below zero is better. Tau grows \
-         with the square root.",
+        "The band replayed against {} on requests that took no part in the fit; below zero is better. At tau&nbsp;=&nbsp;2 \
+         every worker is in the band. Tau grows with the square root.",
         name(&curve.baseline)
     );
     Section { id: ID, title: TITLE, lead, note, drawings: vec![drawing(curve, data.summary.tau)], table }

@@ -32,7 +32,7 @@ pub(super) fn section(data: &ReportData) -> Section {
         escape(&n_of(transforms[best].n_layers, "layer"))
     );
     let note =
-        "Rho is Spearman&rsquo;s correlation, over all pairs of requests, of how far apart their signatures are and \
+        "Rho is Spearman&rsquo;s correlation, over all pairs of requests (of 2,048 drawn from more), of how far apart their signatures are and \
                 how far apart their decode picks are; each transform with the mask that suits it best."
             .to_owned();
     Section { id: ID, title: TITLE, lead, note, drawings: vec![drawing(transforms, best)], table }

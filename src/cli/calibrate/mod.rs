@@ -20,11 +20,11 @@ use eldr::{
 use serde_json::json;
 
 use self::{
-    options::{Capacities, TauChoice},
+    options::Capacities,
     source::{Source, SourceArgs},
 };
 use super::{
-    args::switch,
+    args::{TauChoice, switch},
     error::CliError,
     inspect::ranges,
     output::{Output, columns, note},
@@ -92,7 +92,9 @@ impl CalibrateArgs {
         let fitted = started.elapsed();
         write_calibration(&self.output, &calibration).map_err(EngineError::from)?;
         let write_page = |dir: &PathBuf| page::write(dir, &source, &calibration, &report, assessment.as_ref());
-        let page = self.report.as_ref().map(write_page).transpose()?;
+        let page = self.report.as_ref().map(write_page).transpose().map_err(|error| {
+            CliError::failed(format!("{}; the calibration {} is written", error.message, self.output.display()))
+        })?;
 
         let layer = |&row: &u32| source.input.shape().layers[row as usize];
         let order: Vec<u32> = report.layer_order.iter().map(layer).collect();
@@ -156,6 +158,8 @@ impl CalibrateArgs {
     fn assess(&self, source: &Source, params: &CalibrationParams) -> Result<Option<Assessment>, CliError> {
         let wanted = !self.no_verdict.unwrap_or(false);
         let asks_for_tau = self.tau == Some(TauChoice::Auto);
+        // One worker leaves nothing to choose.
+        let wanted = wanted && (params.n_workers > 1 || asks_for_tau);
         let Some(trace) = source.trace.as_ref().filter(|_| wanted) else {
             if asks_for_tau {
                 let why = if wanted { "--counts has no generated tokens to replay" } else { "--no-verdict skips it" };
@@ -178,7 +182,7 @@ impl CalibrateArgs {
             Err(error @ (SimError::TooFewRequests { .. } | SimError::NoRequests | SimError::Fit { .. }))
                 if !asks_for_tau =>
             {
-                note(&format!("no verdict on whether locality helps, and tau as given or 0.1: {error}"));
+                note(&format!("no verdict on whether locality helps, and tau stays {}: {error}", params.tau));
                 Ok(None)
             }
             Err(error) => Err(CliError::input(error)),
@@ -218,10 +222,25 @@ impl CalibrateArgs {
         ];
         let mut lines = columns(&facts.map(|(name, value)| vec![name.to_owned(), value]));
         lines.extend(report.clusters.iter().enumerate().map(|(worker, cluster)| {
-            let labels: Vec<String> = cluster.labels.iter().map(|(label, n)| format!("{label} {n}")).collect();
+            let labels: Vec<String> = cluster.labels.iter().map(|(label, n)| format!("{} {n}", shown(label))).collect();
             format!("worker {worker}: {} requests  {}", cluster.size, labels.join(", ")).trim_end().to_owned()
         }));
         lines.push(format!("wrote {}", self.output.display()));
         lines
     }
+}
+
+/// A label that can not disturb a terminal: control characters as escapes, and no more than a line can hold.
+fn shown(label: &str) -> String {
+    const MOST: usize = 40;
+    let visible: String = label
+        .chars()
+        .take(MOST)
+        .flat_map(|c| {
+            let escaped = c.is_control().then(|| c.escape_default());
+            let plain = escaped.is_none().then_some(c);
+            escaped.into_iter().flatten().chain(plain)
+        })
+        .collect();
+    if label.chars().nth(MOST).is_some() { format!("{visible}..") } else { visible }
 }

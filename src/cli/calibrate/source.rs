@@ -35,7 +35,8 @@ pub struct SourceArgs {
     /// Counts that any engine captured: a safetensors file of `prefill_counts` and `decode_counts`, u32 [N,L,E]
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less
+    /// Tokens to generate for each prompt at most; the prompt's own limit counts if it is less. At least 2 are, and an
+    /// answer does not end before them
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
     /// Use the first N requests only
@@ -116,6 +117,7 @@ impl SourceArgs {
         }
         trace.requests.truncate(self.requests.unwrap_or(usize::MAX));
         enough(path, trace.requests.len(), "requests", n_workers)?;
+        in_order_of_ids(&mut trace);
         let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
         let model = self.model.model.clone();
         let name = model.clone().unwrap_or_else(|| path.to_owned());
@@ -136,10 +138,11 @@ impl SourceArgs {
         );
         let started = Instant::now();
         let bar = progress::bar(prompts.len() as u64, "recording");
-        let trace = record_trace(&loaded, &config, &prompts, DEFAULT_BLOCK, &settings, &mut |n_done| {
+        let mut trace = record_trace(&loaded, &config, &prompts, DEFAULT_BLOCK, &settings, &mut |n_done| {
             bar.set_position(n_done as u64);
         })?;
         bar.finish_and_clear();
+        in_order_of_ids(&mut trace);
         let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
         Ok(Source {
             input,
@@ -149,6 +152,11 @@ impl SourceArgs {
             recording: Some(started.elapsed()),
         })
     }
+}
+
+/// The same requests give the same calibration, also where a recording was interrupted and holds them in another order.
+fn in_order_of_ids(trace: &mut Trace) {
+    trace.requests.sort_by(|a, b| a.id.cmp(&b.id));
 }
 
 fn enough(path: &Path, n: usize, what: &str, n_workers: usize) -> Result<(), CliError> {

@@ -4,7 +4,10 @@
 
 use std::{env, path::Path, thread};
 
-use eldr::engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel, ThreadPlan};
+use eldr::{
+    engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel, ThreadPlan},
+    sim::Verdict,
+};
 
 use super::findings::Findings;
 use crate::cli::{settings, size::show};
@@ -115,8 +118,12 @@ pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
             );
         }
         (None, _) => {}
-        (Some(path), Ok(_)) => {
+        (Some(path), Ok(calibration)) => {
             findings.ok(format!("calibration {} fits the model and the decode workers", path.display()));
+            let verdict = calibration.as_deref().and_then(Verdict::of);
+            if let Some(verdict) = verdict.filter(|verdict| !verdict.helps) {
+                findings.warn(verdict.sentence(), "leave the calibration away, or ask for --policy locality_band");
+            }
         }
         (Some(_), Err(error)) => findings.broken(error.to_string(), "calibrate again, or give another file"),
     }
