@@ -3,7 +3,7 @@
 # Ends with a table and the path of a drawing of it.
 #
 # Needs git, a C++ compiler and Rust; installs the rest or says how. Under three minutes after the build on two cores.
-# OUT=DIR changes where the results go, REQUESTS=N how many requests are served.
+# OUT=DIR changes where the results go, REQUESTS=N how many requests are served, PREFILL=N the prefill workers.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -23,11 +23,12 @@ echo "== calibrating: which experts each request uses, and one centroid for each
 "$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --requests 160 --workers 8 \
     --tau 0.1 --no-verdict -o "$out/task.safetensors"
 
-# Sixteen prefill workers: on a CPU a prompt of this model costs as much as its answer, and with one prefill worker the
-# decode workers would have nothing to batch.
-echo "== serving the same requests under every policy, 16 prefill and 8 decode workers"
+# Sixteen prefill workers: on a CPU a prompt of this model costs as much as its answer, and with one prefill worker
+# (PREFILL=1) the decode workers have nothing to batch, which the report then says.
+prefill="${PREFILL:-16}"
+echo "== serving the same requests under every policy, $prefill prefill and 8 decode workers"
 "$eldr" bench -m "$model" --workload examples/data/task.serve.jsonl --calibration "$out/task.safetensors" \
-    --prefill 16 --decode 8 --policies all --clock virtual --slots 24 --concurrency 96 \
+    --prefill "$prefill" --decode 8 --policies all --clock virtual --slots 24 --concurrency 96 \
     --requests "${REQUESTS:-160}" --json "$out/bench.json" --svg "$out/bench.svg"
 
 cat <<'END'
