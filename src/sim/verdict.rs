@@ -94,8 +94,8 @@ impl Verdict {
         } else {
             let wanted = change(self.threshold);
             format!(
-                "locality does not help here: {numbers}; it would have to be {wanted} or less, in all of the interval below \
-                 0: route by load"
+                "locality does not help here: {numbers}; the change would have to be at most {wanted}, with the whole \
+                 interval below 0: route by load"
             )
         }
     }
@@ -163,6 +163,9 @@ mod tests {
         verdict.tpot_p50.gain.mean = -0.013;
         let sentence = verdict.sentence();
         assert!(sentence.starts_with("locality does not help here: ") && sentence.contains("+1.3%"), "{sentence}");
-        assert!(sentence.contains("a change of -2.0% or better") && change(0.0) == "+0.0%", "{sentence}");
+        assert!(
+            sentence.contains("at most -2.0%, with the whole interval below 0") && change(0.0) == "+0.0%",
+            "{sentence}"
+        );
     }
 }
