@@ -151,7 +151,7 @@ mod tests {
             "no &lt;steps&gt;",
             "the transforms of the counts were not compared",
             "fewer than two labels",
-            "tau was given",
+            "no width was chosen",
         ] {
             assert!(page.contains(&format!("Left out: {why}")), "{why}");
         }
