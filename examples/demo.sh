@@ -34,7 +34,7 @@ echo "== serving the same requests under every policy, $prefill prefill and 8 de
 cat <<'END'
 
 This model is tiny: its weights stay in the CPU's caches, so a step's time follows its batch, and TPOT follows how evenly the
-requests are spread. The experts column is what a model that waits for memory saves; `eldr inflate` makes one of this model.
+requests are spread. The reads column is what a model that waits for memory saves; `eldr inflate` makes one of this model.
 END
 echo "drawing: $out/bench.svg"
 echo "numbers: $out/bench.json"
