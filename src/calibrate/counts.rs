@@ -2,6 +2,8 @@
 //!
 //! Never opens a file: it reads the bytes of one.
 
+use std::collections::HashMap;
+
 use safetensors::{Dtype, SafeTensors};
 use sha2::{Digest, Sha256};
 
@@ -10,6 +12,21 @@ use crate::{
     signature::ExpertCounts,
     types::MoeShape,
 };
+
+/// A file of counts: its tensors and metadata.
+struct Captured<'a> {
+    tensors: SafeTensors<'a>,
+    entries: HashMap<String, String>,
+}
+
+impl<'a> Captured<'a> {
+    fn open(bytes: &'a [u8]) -> Result<Self, CountsError> {
+        let damaged = |error: safetensors::SafeTensorError| CountsError::Safetensors(error.to_string());
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(damaged)?;
+        Ok(Self { tensors, entries: header.metadata().clone().unwrap_or_default() })
+    }
+}
 
 /// Counts of N requests in L layers of E experts, row by row.
 struct Cube {
@@ -31,10 +48,8 @@ impl CalibrationInput {
     ///   SHA-256 of `model`, L, E and k, each followed by a zero byte.
     /// - metadata `n_expert_used`: experts a token picks (k); 1 without it. Tokens are picks of a layer divided by k.
     pub fn of_counts(bytes: &[u8]) -> Result<Self, CountsError> {
-        let damaged = |error: safetensors::SafeTensorError| CountsError::Safetensors(error.to_string());
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-        let tensors = SafeTensors::deserialize(bytes).map_err(damaged)?;
-        let entry = |name: &str| header.metadata().as_ref().and_then(|entries| entries.get(name)).map(String::as_str);
+        let Captured { tensors, entries } = Captured::open(bytes)?;
+        let entry = |name: &str| entries.get(name).map(String::as_str);
 
         let prefill = cube(&tensors, "prefill_counts")?;
         let decode = cube(&tensors, "decode_counts")?;
@@ -43,10 +58,7 @@ impl CalibrationInput {
         }
         let [n, l, e] = prefill.dim;
         let shape = shape(l, e, entry("n_expert_used"))?;
-        let ids = match entry("ids") {
-            Some(text) => list::<String>("ids", text, n)?,
-            None => (0..n).map(|i| i.to_string()).collect(),
-        };
+        let ids = ids(entry("ids"), n)?;
         for (phase, cube) in [("prefill", &prefill), ("decode", &decode)] {
             if let Some(at) = cube.counts.chunks_exact(l * e).position(|counts| counts.iter().all(|&c| c == 0)) {
                 return Err(CountsError::NoPicks { id: ids[at].clone(), phase });
@@ -81,17 +93,12 @@ impl PrefillCounts {
     /// Reads them from the bytes of a safetensors file as [`CalibrationInput::of_counts`] takes it; decode counts may be
     /// missing, and a request may have no picks.
     pub fn read(bytes: &[u8]) -> Result<Self, CountsError> {
-        let damaged = |error: safetensors::SafeTensorError| CountsError::Safetensors(error.to_string());
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-        let tensors = SafeTensors::deserialize(bytes).map_err(damaged)?;
-        let entry = |name: &str| header.metadata().as_ref().and_then(|entries| entries.get(name)).map(String::as_str);
+        let Captured { tensors, entries } = Captured::open(bytes)?;
+        let entry = |name: &str| entries.get(name).map(String::as_str);
         let prefill = cube(&tensors, "prefill_counts")?;
         let [n, l, e] = prefill.dim;
         let shape = shape(l, e, entry("n_expert_used"))?;
-        let ids = match entry("ids") {
-            Some(text) => list::<String>("ids", text, n)?,
-            None => (0..n).map(|i| i.to_string()).collect(),
-        };
+        let ids = ids(entry("ids"), n)?;
         let of_request = |counts: &[u32]| {
             let n_tokens = n_tokens(counts, e, shape.n_expert_used);
             ExpertCounts::from_rows(&shape.layers, shape.n_expert, n_tokens, counts.to_vec())
@@ -130,6 +137,14 @@ fn shape(l: usize, e: usize, n_expert_used: Option<&str>) -> Result<MoeShape, Co
         None => 1,
     };
     Ok(MoeShape { layers: (0..n_layer - 1).collect(), n_layer, n_expert, n_expert_used })
+}
+
+/// The requests' names: as listed, or their numbers.
+fn ids(listed: Option<&str>, n: usize) -> Result<Vec<String>, CountsError> {
+    match listed {
+        Some(text) => list("ids", text, n),
+        None => Ok((0..n).map(|i| i.to_string()).collect()),
+    }
 }
 
 /// A JSON list of `n` entries.

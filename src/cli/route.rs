@@ -80,11 +80,11 @@ impl RouteArgs {
             let decision = policy
                 .select(&request, &workers)
                 .map_err(|error| CliError::failed(format!("request {id} can not be placed: {error}")))?;
-            let band = signature.as_ref().map(|signature| band(&calibration, signature, &workers, decision.band));
+            let similarities = signature.as_ref().map(|signature| similarities(&calibration, signature));
+            let band = similarities.as_deref().map(|cosines| band(cosines, &workers, decision.band));
             if self.book {
                 workers[decision.worker.index()].n_inflight += 1;
             }
-            let similarities = signature.as_ref().map(|signature| similarities(&calibration, signature));
             output.line(&line(id, &decision, similarities.as_deref()))?;
             rows.push(row(id, &decision, similarities.as_deref(), band.as_deref()));
         }
@@ -158,8 +158,8 @@ fn line(id: &str, decision: &Decision, similarities: Option<&[f32]>) -> String {
 }
 
 /// The workers the policy chose between: the most similar eligible ones, the lower number first among equals.
-fn band(calibration: &Calibration, signature: &Signature, workers: &[WorkerView], n: u32) -> Vec<u32> {
-    let similarity = |worker: &WorkerView| signature.cosine(calibration.centroid(worker.id.index()));
+fn band(similarities: &[f32], workers: &[WorkerView], n: u32) -> Vec<u32> {
+    let similarity = |worker: &WorkerView| similarities[worker.id.index()];
     let mut eligible: Vec<&WorkerView> = workers.iter().filter(|worker| worker.eligible()).collect();
     eligible.sort_by(|a, b| similarity(b).total_cmp(&similarity(a)).then(a.id.cmp(&b.id)));
     let mut band: Vec<u32> = eligible.iter().take(n as usize).map(|worker| worker.id.0).collect();

@@ -18,15 +18,15 @@ use super::{draw::draw, error::LlamaError, guard, model::Model};
 
 /// The sampler of one sequence.
 ///
-/// llama.cpp's own chain applies penalties, top-k, top-p, min-p and temperature; the draw is ours, by inverse CDF over
+/// llama.cpp's own chain applies penalties, top-k, top-p and min-p; temperature and draw are ours, by inverse CDF over
 /// the remaining tokens in the order of their ids, so that it goes on unchanged on another worker: [`Sampler::new`]
 /// with the tokens generated so far continues where they end.
 pub struct Sampler {
     chain: Option<Chain>,
     candidates: Vec<sys::llama_token_data>,
     room: Room,
-    /// Tokens are drawn from the logits divided by this; the chain has nothing to add.
-    plain: Option<f32>,
+    /// Tokens are drawn from the logits divided by this, after the chain.
+    temperature: f32,
     greedy: bool,
     seed: u64,
     /// Tokens chosen so far, those of the history included.
@@ -65,7 +65,7 @@ impl Sampler {
             chain: Chain::new(model, params, greedy)?,
             candidates: Vec::new(),
             room: Room::default(),
-            plain: is_plain(params).then_some(params.temperature),
+            temperature: params.temperature,
             greedy,
             seed: params.seed,
             n_chosen: 0,
@@ -83,17 +83,17 @@ impl Sampler {
     pub fn sample(&mut self, logits: &[f32]) -> Result<Token, LlamaError> {
         let token = if self.greedy && self.chain.is_none() {
             argmax(logits.iter().copied().zip(0..))
-        } else if let Some(temperature) = self.plain {
+        } else if self.chain.is_none() {
             let uniform = uniform_at(self.seed, self.n_chosen);
-            draw(logits, temperature, uniform, &mut self.room.weights).and_then(|id| Token::try_from(id).ok())
+            draw(logits, self.temperature, uniform, &mut self.room.weights).and_then(|id| Token::try_from(id).ok())
         } else {
             let uniform = uniform_at(self.seed, self.n_chosen);
-            let (greedy, mut room) = (self.greedy, std::mem::take(&mut self.room));
+            let (greedy, temperature, mut room) = (self.greedy, self.temperature, std::mem::take(&mut self.room));
             let candidates = self.apply(logits)?;
             let token = if greedy {
                 argmax(candidates.iter().map(|c| (c.logit, c.id)))
             } else {
-                draw_candidate(candidates, uniform, &mut room)
+                draw_candidate(candidates, temperature, uniform, &mut room)
             };
             self.room = room;
             token
@@ -155,7 +155,8 @@ impl Chain {
             top_k: if greedy { 0 } else { whole(params.top_k) },
             top_p: if greedy { 1.0 } else { params.top_p },
             min_p: if greedy { 0.0 } else { params.min_p },
-            temperature: if greedy { 1.0 } else { params.temperature },
+            // The last step, which the draw does itself.
+            temperature: 1.0,
             grammar: ptr::null(),
             grammar_root: ptr::null(),
         };
@@ -172,18 +173,6 @@ impl Chain {
         let n_steps = unsafe { sys::llama_sampler_chain_n(chain.raw.as_ptr()) };
         Ok((n_steps > 0).then_some(chain))
     }
-}
-
-/// Whether only the temperature shapes the distribution.
-fn is_plain(params: &SamplingParams) -> bool {
-    let neutral = SamplingParams {
-        temperature: params.temperature,
-        penalty_last_n: params.penalty_last_n,
-        seed: params.seed,
-        ignore_eos: params.ignore_eos,
-        ..SamplingParams::default()
-    };
-    params.temperature > 0.0 && *params == neutral
 }
 
 fn check(params: &SamplingParams) -> Result<(), LlamaError> {
@@ -220,13 +209,18 @@ fn argmax(logits: impl Iterator<Item = (f32, Token)>) -> Option<Token> {
 ///
 /// By id and not by probability: two tokens of nearly equal probability that swap ranks from one device to another
 /// would also swap their shares of the interval.
-fn draw_candidate(candidates: &mut [sys::llama_token_data], uniform: f64, room: &mut Room) -> Option<Token> {
+fn draw_candidate(
+    candidates: &mut [sys::llama_token_data],
+    temperature: f32,
+    uniform: f64,
+    room: &mut Room,
+) -> Option<Token> {
     if !candidates.is_sorted_by_key(|c| c.id) {
         candidates.sort_unstable_by_key(|c| c.id);
     }
     room.logits.clear();
     room.logits.extend(candidates.iter().map(|c| c.logit));
-    draw(&room.logits, 1.0, uniform, &mut room.weights).map(|index| candidates[index].id)
+    draw(&room.logits, temperature, uniform, &mut room.weights).map(|index| candidates[index].id)
 }
 
 #[cfg(test)]
