@@ -49,6 +49,7 @@ pub mod bench;
 pub mod calibrate;
 pub mod engine;
 pub mod figures;
+pub mod kv;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;

@@ -14,7 +14,7 @@ use eldr::{
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
     refit::RefitConfig,
     route::{LeastLoaded, LocalityBand, LocalityBandParams},
-    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig},
     types::{FinishReason, MoeShape, Request, SamplingParams, Token},
 };
 use ndarray::Array2;
@@ -61,6 +61,7 @@ fn parts_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> En
         limits,
         chunk: 16,
         n_expert: MODEL.n_expert,
+        prefix: PrefixConfig { max_tokens: 4096, ..PrefixConfig::default() },
     }
 }
 
@@ -210,6 +211,7 @@ fn workers_that_can_not_exchange_sequences_are_refused() {
         limits: DispatchLimits::default(),
         chunk: 16,
         n_expert: 8,
+        prefix: PrefixConfig::default(),
     };
     let refused = |parts| Engine::start(parts).err().unwrap().to_string();
     let error = refused(parts(vec![worker("prefill 0", MODEL, 64)], vec![worker("decode 0", other, 64)]));

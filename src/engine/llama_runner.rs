@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use super::{PromptRows, TapRunner};
 use crate::{
+    kv::ChunkCounts,
     llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
-    signature::ExpertCounts,
+    schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
     types::{SamplingParams, Slot, Token},
 };
 
@@ -61,6 +61,7 @@ impl LlamaRunner {
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
+            reuse: if context.cuts_sequences() { Reuse::Prefix } else { Reuse::Whole },
             fingerprint: StateFingerprint(context.fingerprint()),
         };
         let n_sequences = params.n_slots as usize;
@@ -154,6 +155,18 @@ impl LlamaRunner {
         if last { self.sample(slot, first + n - 1).map(Some) } else { Ok(None) }
     }
 
+    /// Cuts a slot to its first tokens and verifies that they are all there; otherwise empties it.
+    fn cut(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        let held = &mut self.n_tokens[slot.index()];
+        assert!(n_tokens <= *held, "slot {slot} holds {held} tokens, not {n_tokens}");
+        *held = n_tokens;
+        let cut = self.context.seq_truncate(slot.0, n_tokens).and_then(|()| self.context.verify(slot.0, n_tokens));
+        let Err(error) = cut else { return Ok(()) };
+        *held = 0;
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))?;
+        Err(RunError::Restored(error.to_string()))
+    }
+
     fn dismiss(&mut self, companion: Option<u32>) -> Result<(), RunError> {
         let Some(seq) = companion else { return Ok(()) };
         self.context.clear_seq(seq).map_err(|error| RunError::Fatal(error.to_string()))
@@ -172,7 +185,7 @@ impl ModelRunner for LlamaRunner {
 
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
         let index = slot.index();
-        assert!(self.samplers[index].is_none() && self.n_tokens[index] == 0, "slot {slot} is taken");
+        assert!(self.samplers[index].is_none(), "slot {slot} is taken");
         let sampler = Sampler::new(self.context.model(), sampling, generated);
         self.samplers[index] = Some(sampler.map_err(|error| RunError::Restored(error.to_string()))?);
         Ok(())
@@ -184,23 +197,24 @@ impl ModelRunner for LlamaRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         let (first, companion) = self.fill_chunk(slot, tokens, pos, last)?;
         match counts {
             Some(counts) if !self.tap_failed => {
-                let mut chunk = ExpertCounts::new(counts.layers(), counts.n_expert());
-                chunk.add_tokens(tokens.len() as u32);
                 let ran = self.context.decode_tapped(&self.batch, &mut |rows| {
-                    for experts in rows.tokens().skip(first).take(tokens.len()) {
-                        chunk.add(rows.layer, experts);
+                    for (index, experts) in rows.tokens().skip(first).take(tokens.len()).enumerate() {
+                        counts.add(rows.layer, index, experts);
                     }
                 });
-                if self.check_tap(ran)? {
-                    counts.merge(&chunk);
+                if !self.check_tap(ran)? {
+                    counts.fail();
                 }
             }
-            _ => self.context.decode(&self.batch).map_err(|error| run_error(&error))?,
+            counts => {
+                self.context.decode(&self.batch).map_err(|error| run_error(&error))?;
+                counts.into_iter().for_each(ChunkCounts::fail);
+            }
         }
         self.end_chunk(slot, tokens.len(), last, first, companion)
     }
@@ -265,6 +279,19 @@ impl ModelRunner for LlamaRunner {
         self.samplers[slot.index()] = None;
         self.n_tokens[slot.index()] = 0;
         self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
+    }
+
+    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        self.samplers[slot.index()] = None;
+        self.cut(slot, n_tokens)
+    }
+
+    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
+        assert_eq!(self.n_tokens[to.index()], 0, "slot {to} is not empty");
+        // A failed copy leaves the target empty.
+        self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
+        self.n_tokens[to.index()] = self.n_tokens[from.index()];
+        self.cut(to, n_tokens)
     }
 }
 

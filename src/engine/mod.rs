@@ -15,6 +15,7 @@ mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
 mod permits;
+mod prefix_budget;
 #[cfg(feature = "llama")]
 mod record;
 mod recorder;
@@ -43,6 +44,7 @@ pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+pub use prefix_budget::PrefixBudget;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};

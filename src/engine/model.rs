@@ -8,7 +8,7 @@ use crate::{
     },
     llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
     route::{PolicyKind, PolicyParams, RoutePolicy},
-    schedule::{Job, PrefillWorker, WorkerEvent},
+    schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
     signature::ExpertCounts,
     sim::Verdict,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
@@ -146,7 +146,7 @@ impl LoadedModel {
                 WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
                     return Err(EngineError::Run(error));
                 }
-                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } => {}
+                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
             }
         }
         Ok(None)
@@ -172,6 +172,25 @@ impl LoadedModel {
     pub fn decode_workers(&self, config: &EngineConfig, tap: bool) -> Result<Vec<EngineWorker>, EngineError> {
         let tap = if tap && self.moe_shape().is_some() { TapUse::Decode } else { TapUse::Off };
         self.workers("decode", &config.decode, config, &tap)
+    }
+
+    /// What a prefill worker keeps of finished prompts, as configured; what a model's memory does not allow is said.
+    pub fn prefix(&self, config: &EngineConfig) -> PrefixConfig {
+        let facts = self.facts();
+        let max_tokens = config.prefix_cache.tokens(self.kv_bytes_per_token(config.kv_format));
+        if max_tokens > 0 && (facts.recurrent || facts.hybrid) {
+            log::info!(
+                "the model has recurrent layers, whose memory can not be cut: what a finished prompt leaves behind is used \
+                 only by prompts that go on after its last token"
+            );
+        } else if max_tokens > 0 && facts.n_swa > 0 {
+            log::info!(
+                "the model has a sliding window of {} tokens: what a finished prompt leaves behind is used only while the \
+                 window reaches back from where a new prompt goes on",
+                facts.n_swa
+            );
+        }
+        PrefixConfig { max_tokens, ..PrefixConfig::default() }
     }
 
     /// MoE layers a signature may use; none for a dense model.
@@ -249,6 +268,7 @@ impl LoadedModel {
             limits: config.limits,
             chunk: self.chunk(config),
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
+            prefix: self.prefix(config),
         };
         match &config.refit {
             // A dense model, or one that locality does not help, is routed by load.

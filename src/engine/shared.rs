@@ -11,7 +11,7 @@ use crate::{
     engine::{EngineError, refit::Refit, stream::RawEvent},
     refit::{FitResult, RefitStats},
     route::WorkerView,
-    schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
+    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
     types::{FinishReason, Request, RequestId},
 };
 
@@ -53,6 +53,8 @@ pub struct EngineStats {
     pub workers: Vec<WorkerView>,
     /// Counters since the start.
     pub dispatch: DispatchStats,
+    /// What the prefill workers kept and used again.
+    pub cache: CacheStats,
     /// Drift and refits; none where the centroids stay as calibrated.
     pub refit: Option<RefitStats>,
 }
@@ -239,6 +241,7 @@ impl Shared {
             n_queued: state.dispatcher.n_queued(),
             workers: state.dispatcher.workers().to_vec(),
             dispatch: state.dispatcher.stats(),
+            cache: state.dispatcher.cache_stats(),
             refit: state.refit.as_ref().map(Refit::stats),
         }
     }

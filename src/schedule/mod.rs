@@ -10,13 +10,16 @@ mod fake;
 mod job;
 mod picks;
 mod prefill;
+mod prefix_cache;
+mod prefix_map;
 mod runner;
 
 pub use decode::{DecodeStep, DecodeWorker};
 pub use dispatch::{Command, DispatchLimits, DispatchStats, Dispatcher, Outcome, QueueFull, Source};
-pub use event::WorkerEvent;
+pub use event::{CacheChange, WorkerEvent};
 pub use fake::{FakeModel, FakeRunner, Fault};
 pub use job::{Handoff, Job};
 pub use picks::StepPicks;
 pub use prefill::PrefillWorker;
-pub use runner::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint};
+pub use prefix_cache::{CacheStats, PrefixCache, PrefixConfig};
+pub use runner::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};
