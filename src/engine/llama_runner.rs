@@ -26,7 +26,8 @@ pub enum TapUse {
 /// An exact runner never computes one row alone. ggml multiplies a single row by other kernels than several (tinyBLAS
 /// starts at two rows, `llamafile/sgemm.cpp`), which sum in another order; the gate's scores then differ in the last
 /// bits, and sooner or later a sequence that decodes alone draws another token than it would in company. So a lone row
-/// gets company: a copy at position 0 of an empty neighbouring sequence, emptied again at once.
+/// gets company: a copy in a neighbouring sequence, at position 0 of an empty one if there is one, else after the last
+/// token of one that is kept, dropped again at once.
 pub struct LlamaRunner {
     context: Context,
     info: RunnerInfo,
@@ -36,6 +37,13 @@ pub struct LlamaRunner {
     taps_decode: bool,
     tap_failed: bool,
     exact: bool,
+}
+
+/// Where a lone row's company is computed.
+#[derive(Debug, Clone, Copy)]
+struct Company {
+    seq: u32,
+    pos: u32,
 }
 
 impl LlamaRunner {
@@ -91,34 +99,38 @@ impl LlamaRunner {
         }
     }
 
-    /// The empty sequence beside a lone row's that keeps it company; none where company is not needed.
-    fn companion(&self, n_rows: usize, slot: Slot) -> Option<u32> {
+    /// The place beside a lone row's sequence that keeps it company; none where company is not needed.
+    fn companion(&self, n_rows: usize, slot: Slot) -> Option<Company> {
         if !self.exact || n_rows != 1 {
             return None;
         }
-        let beside = [Some(slot.0 + 1), slot.0.checked_sub(1)].into_iter().flatten();
-        beside.into_iter().find(|&seq| self.n_tokens.get(seq as usize) == Some(&0))
+        let beside = || {
+            let seqs = [Some(slot.0 + 1), slot.0.checked_sub(1)].into_iter().flatten();
+            seqs.filter_map(|seq| Some(Company { seq, pos: *self.n_tokens.get(seq as usize)? }))
+        };
+        let has_room = |place: &Company| self.context.cuts_anywhere() && place.pos < self.info.n_ctx_slot;
+        beside().find(|place| place.pos == 0).or_else(|| beside().find(has_room))
     }
 
     /// Puts the rows into the batch, with a lone one's company; the row of the first.
     fn fill_batch(
         &mut self,
         rows: impl ExactSizeIterator<Item = (Token, u32, Slot, bool)>,
-        companion: Option<u32>,
+        companion: Option<Company>,
     ) -> Result<usize, RunError> {
         self.batch.clear();
         let mut first = 0;
         for (token, pos, slot, wanted) in rows {
-            let below = companion.filter(|&seq| seq < slot.0);
-            let above = companion.filter(|&seq| seq > slot.0);
+            let below = companion.filter(|place| place.seq < slot.0);
+            let above = companion.filter(|place| place.seq > slot.0);
             // As wanted as the row itself, so that the last layer too computes both.
-            if let Some(seq) = below {
-                self.batch.push(token, 0, seq, wanted).map_err(refused)?;
+            if let Some(Company { seq, pos }) = below {
+                self.batch.push(token, pos, seq, wanted).map_err(refused)?;
                 first = 1;
             }
             self.batch.push(token, pos, slot.0, wanted).map_err(refused)?;
-            if let Some(seq) = above {
-                self.batch.push(token, 0, seq, wanted).map_err(refused)?;
+            if let Some(Company { seq, pos }) = above {
+                self.batch.push(token, pos, seq, wanted).map_err(refused)?;
             }
         }
         Ok(first)
@@ -131,7 +143,7 @@ impl LlamaRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-    ) -> Result<(usize, Option<u32>), RunError> {
+    ) -> Result<(usize, Option<Company>), RunError> {
         assert_eq!(self.n_tokens[slot.index()], pos, "position of the chunk in slot {slot}");
         let companion = self.companion(tokens.len(), slot);
         let rows = tokens.iter().enumerate().map(|(index, &token)| {
@@ -148,7 +160,7 @@ impl LlamaRunner {
         n: usize,
         last: bool,
         first: usize,
-        companion: Option<u32>,
+        companion: Option<Company>,
     ) -> Result<Option<Token>, RunError> {
         self.dismiss(companion)?;
         self.n_tokens[slot.index()] += n as u32;
@@ -167,9 +179,9 @@ impl LlamaRunner {
         Err(RunError::Restored(error.to_string()))
     }
 
-    fn dismiss(&mut self, companion: Option<u32>) -> Result<(), RunError> {
-        let Some(seq) = companion else { return Ok(()) };
-        self.context.clear_seq(seq).map_err(|error| RunError::Fatal(error.to_string()))
+    fn dismiss(&mut self, companion: Option<Company>) -> Result<(), RunError> {
+        let Some(Company { seq, pos }) = companion else { return Ok(()) };
+        self.context.seq_truncate(seq, pos).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
     fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, RunError> {

@@ -122,6 +122,11 @@ impl Context {
         !facts.recurrent && !facts.hybrid
     }
 
+    /// Whether it can drop the end of a sequence wherever it is cut.
+    pub fn cuts_anywhere(&self) -> bool {
+        self.cuts_sequences() && (self.model().facts().n_swa == 0 || self.params().swa_full)
+    }
+
     /// Checks that a sequence ends with token `n_tokens - 1` and that everything the next one looks at is there.
     pub fn verify(&self, seq: u32, n_tokens: u32) -> Result<(), LlamaError> {
         match self.missing(seq, n_tokens)? {
