@@ -32,7 +32,7 @@ struct World {
 impl World {
     fn new(n_slots: u32, max_tokens: u64, reuse: Reuse, faults: Vec<Fault>) -> Self {
         let runner = FakeRunner::new(MODEL, n_slots, N_CTX, faults).reusing(reuse);
-        let config = PrefixConfig { max_tokens, block: BLOCK };
+        let config = PrefixConfig { max_tokens, block: BLOCK, ..PrefixConfig::default() };
         let worker = PrefillWorker::new(runner.info(), CHUNK, 3, &[0], MODEL.n_expert);
         let worker = worker.caching(config, runner.info(), MODEL.n_expert);
         Self { worker, runner, n_slots, running: BTreeMap::new(), n_given_back: 0, stats: CacheStats::default() }

@@ -19,12 +19,12 @@ use crate::{
     calibrate::Calibration,
     engine::{
         Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, PrefixBudget,
-        devices, threads_alone, versions,
+        RamTier, devices, threads_alone, versions,
     },
     metrics::RunSummary,
     refit::{RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
-    schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
+    schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
 };
 
@@ -209,9 +209,11 @@ impl Bench<'_> {
         let n_prefill = parts.prefill.len();
         let dispatcher = Dispatcher::new(n_prefill, &n_slots, parts.policy, parts.calibration, parts.limits);
         let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
         let prefill = parts.prefill.into_iter().map(|EngineWorker { runner, .. }| {
             let scheduler = PrefillWorker::new(runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            let scheduler = scheduler.caching(parts.prefix, runner.info(), parts.n_expert);
+            let scheduler = scheduler.caching(parts.prefix, runner.info(), parts.n_expert).spilling(store());
             Worker::new(scheduler, if self.keeps_prefixes() { runner } else { self.memo.wrap(&probe, runner) })
         });
         let decode = parts.decode.into_iter().map(|EngineWorker { runner, .. }| {

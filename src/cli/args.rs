@@ -75,6 +75,9 @@ pub struct WorkerArgs {
     /// of tokens, or a size such as 512MiB
     #[arg(long, value_name = "on|off|TOKENS|SIZE")]
     prefix_cache: Option<PrefixBudget>,
+    /// MiB of host memory for prefixes that had to make room there
+    #[arg(long, value_name = "MIB")]
+    cache_ram: Option<u64>,
     /// Requests that may wait; one more is refused
     #[arg(long, value_name = "N")]
     max_queue: Option<usize>,
@@ -202,6 +205,7 @@ impl WorkerArgs {
         put(&mut config.prefill, self.prefill.clone());
         put(&mut config.decode, self.decode.clone());
         put(&mut config.prefix_cache, self.prefix_cache);
+        put(&mut config.cache_ram_mib, self.cache_ram);
         put(&mut config.limits.max_queue, self.max_queue);
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
@@ -279,7 +283,7 @@ mod tests {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --refit --prefix-cache 64MiB --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
+             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
         );
         let mut want = EngineConfig {
             prefill: "1@cuda:0".parse().expect("valid"),
@@ -301,6 +305,7 @@ mod tests {
             min_band: 2,
             refit: Some(RefitConfig::default()),
             prefix_cache: PrefixBudget::MiB(64),
+            cache_ram_mib: 512,
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;

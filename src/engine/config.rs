@@ -162,6 +162,8 @@ pub struct EngineConfig {
     pub n_cpu_moe: u32,
     /// What prefill workers keep of finished prompts, each, for prompts that begin alike.
     pub prefix_cache: PrefixBudget,
+    /// MiB of host memory for prefixes that had to make room in the prefill workers' slots; 0 is none.
+    pub cache_ram_mib: u64,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -202,6 +204,7 @@ impl Default for EngineConfig {
             cpu_moe: false,
             n_cpu_moe: 0,
             prefix_cache: PrefixBudget::Slots,
+            cache_ram_mib: 0,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::LeastLoaded,

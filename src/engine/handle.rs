@@ -10,14 +10,15 @@ use parking_lot::Mutex;
 use crate::{
     calibrate::Calibration,
     engine::{
-        EngineError, EngineStats, Permits, Shared, TokenStream, Tokenizer,
+        EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
         refit::Refit,
         worker::{Scheduler, Starter},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{
-        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, RunnerInfo, Source,
+        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, RunnerInfo,
+        Source,
     },
     types::{Request, Token, WorkerId},
 };
@@ -110,11 +111,13 @@ impl Engine {
         let (refit, fits) = refitter.map(Refit::new).unzip();
         let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit));
         let eog = parts.tokenizer.end_tokens().to_vec();
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
         for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
             let info = worker.runner.info();
             let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert);
+            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
             starter.spawn(Source::Prefill(WorkerId(index as u32)), worker, Scheduler::Prefill(scheduler), inbox)?;
         }
         for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {

@@ -16,6 +16,7 @@ mod model;
 mod model_tokenizer;
 mod permits;
 mod prefix_budget;
+mod ram_tier;
 #[cfg(feature = "llama")]
 mod record;
 mod recorder;
@@ -45,6 +46,7 @@ pub use model::LoadedModel;
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
 pub use prefix_budget::PrefixBudget;
+pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};

@@ -190,7 +190,7 @@ impl LoadedModel {
                 facts.n_swa
             );
         }
-        PrefixConfig { max_tokens, ..PrefixConfig::default() }
+        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, ..PrefixConfig::default() }
     }
 
     /// MoE layers a signature may use; none for a dense model.

@@ -18,7 +18,7 @@ pub use chunk::ChunkCounts;
 pub use event::BlockEvent;
 pub use ledger::{Ledger, PrefixMatch};
 pub use name::{BlockName, NameSet, names};
-pub use rows::SignatureRows;
+pub use rows::{SignatureRows, row_bytes_per_token};
 
 /// Tokens of a block, if nothing else is said.
 pub const BLOCK: u32 = 32;

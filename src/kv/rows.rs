@@ -115,6 +115,11 @@ impl SignatureRows {
     }
 }
 
+/// Bytes of rows that a token takes, where `n_layers` layers of `n_expert` experts are counted in blocks of `block` tokens.
+pub fn row_bytes_per_token(n_layers: usize, n_expert: u32, block: u32) -> f64 {
+    n_layers as f64 * f64::from(n_expert) / f64::from(block)
+}
+
 /// Adds bytes to bytes; none overflows, since a block has at most [`MAX_BLOCK`](super::MAX_BLOCK) tokens.
 fn add(sums: &mut [u8], row: &[u8]) {
     for (sum, n) in sums.iter_mut().zip(row) {
@@ -336,6 +341,14 @@ mod tests {
         both.append(1, &[1, 0, 1, 1], true);
         assert_eq!(both.rows.sum(&both.ledger, 0), Some(cold(&[1, 0, 1, 1, 0, 0])), "the merged block has counts now");
         assert_eq!(both.ledger.chain(0)[0], both.ledger.chain(1)[0]);
+    }
+
+    // 48 layers of 128 experts; 4 heads of 128 keys and 128 values, 16 bits each, in every layer.
+    #[test]
+    fn rows_take_a_fifth_of_a_percent_of_a_large_models_keys_and_values() {
+        let kv = f64::from(48 * 4 * (128 + 128) * 2);
+        let share = row_bytes_per_token(48, 128, crate::kv::BLOCK) / kv;
+        assert!(share <= 0.002, "{share}");
     }
 
     #[test]

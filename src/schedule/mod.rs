@@ -12,6 +12,7 @@ mod picks;
 mod prefill;
 mod prefix_cache;
 mod prefix_map;
+mod prefix_store;
 mod runner;
 
 pub use decode::{DecodeStep, DecodeWorker};
@@ -22,4 +23,5 @@ pub use job::{Handoff, Job};
 pub use picks::StepPicks;
 pub use prefill::PrefillWorker;
 pub use prefix_cache::{CacheStats, PrefixCache, PrefixConfig};
+pub use prefix_store::{PrefixStore, StoredPrefix};
 pub use runner::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};

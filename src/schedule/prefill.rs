@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use crate::{
     kv::ChunkCounts,
-    schedule::{Handoff, Job, ModelRunner, PrefixCache, PrefixConfig, RunError, RunnerInfo, WorkerEvent},
+    schedule::{Handoff, Job, ModelRunner, PrefixCache, PrefixConfig, PrefixStore, RunError, RunnerInfo, WorkerEvent},
     types::{FinishReason, RequestId, Slot, Token},
 };
 
@@ -79,6 +79,13 @@ impl PrefillWorker {
     pub fn caching(mut self, config: PrefixConfig, info: &RunnerInfo, n_expert: u32) -> Self {
         assert!(self.is_idle(), "the cache is set before the first request");
         self.cache = PrefixCache::new(config, info, n_expert);
+        self
+    }
+
+    /// Lets prefixes that must make room go to `store`, and come back from there.
+    #[must_use]
+    pub fn spilling(mut self, store: Option<Box<dyn PrefixStore>>) -> Self {
+        self.cache.spill_to(store);
         self
     }
 

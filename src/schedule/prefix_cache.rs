@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::{
     kv::{BLOCK, BlockEvent, ChunkCounts, Ledger, PrefixMatch, SignatureRows},
-    schedule::{CacheChange, ModelRunner, Reuse, RunError, RunnerInfo},
+    schedule::{CacheChange, ModelRunner, PrefixStore, Reuse, RunError, RunnerInfo, StoredPrefix},
     signature::ExpertCounts,
     types::{Slot, Token},
 };
@@ -14,6 +14,9 @@ const N_ALWAYS_RUN: u32 = 2;
 /// A copy moves the whole sequence it starts from; it is made if it saves at least one token in this many.
 const COPY_PER_SAVED: u32 = 16;
 
+/// Restoring moves a whole stored sequence; it is done if it saves at least one token in this many.
+const RESTORE_PER_SAVED: u32 = 16;
+
 /// How much of what finished prompts leave behind a prefill worker keeps. The default is nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixConfig {
@@ -21,11 +24,13 @@ pub struct PrefixConfig {
     pub max_tokens: u64,
     /// Tokens of a block: a prefix is used again to the end of one.
     pub block: u32,
+    /// Bytes of host memory for prefixes that had to make room in the slots; 0 is none.
+    pub ram_bytes: u64,
 }
 
 impl Default for PrefixConfig {
     fn default() -> Self {
-        Self { max_tokens: 0, block: BLOCK }
+        Self { max_tokens: 0, block: BLOCK, ram_bytes: 0 }
     }
 }
 
@@ -42,6 +47,10 @@ pub struct CacheStats {
     pub n_block_misses: u64,
     /// Prefixes copied from another slot.
     pub n_copies: u64,
+    /// Prefixes that made room and were stored elsewhere.
+    pub n_spilled: u64,
+    /// Tokens that came back from there and were verified.
+    pub n_restored_tokens: u64,
     /// Prefixes that were there but could not be used: the whole prompt ran.
     pub n_fallbacks: u64,
     /// Tokens held now.
@@ -55,6 +64,8 @@ impl std::ops::AddAssign for CacheStats {
         self.n_block_hits += other.n_block_hits;
         self.n_block_misses += other.n_block_misses;
         self.n_copies += other.n_copies;
+        self.n_spilled += other.n_spilled;
+        self.n_restored_tokens += other.n_restored_tokens;
         self.n_fallbacks += other.n_fallbacks;
         self.n_held_tokens += other.n_held_tokens;
     }
@@ -64,7 +75,6 @@ impl std::ops::AddAssign for CacheStats {
 /// need not be computed again.
 ///
 /// Every change of a slot goes through here, so that the ledger and the runner's memory say the same.
-#[derive(Debug)]
 pub struct PrefixCache {
     config: PrefixConfig,
     reuse: Reuse,
@@ -75,6 +85,7 @@ pub struct PrefixCache {
     events: Vec<BlockEvent>,
     change: CacheChange,
     told: CacheStats,
+    store: Option<Box<dyn PrefixStore>>,
 }
 
 /// Where a prompt runs.
@@ -107,23 +118,33 @@ impl PrefixCache {
             events: Vec::new(),
             change: CacheChange::default(),
             told: CacheStats::default(),
+            store: None,
         }
+    }
+
+    /// Where prefixes go that must make room.
+    pub(super) fn spill_to(&mut self, store: Option<Box<dyn PrefixStore>>) {
+        self.store = store.filter(|_| self.reuse != Reuse::Nothing);
     }
 
     /// A slot for a prompt of `tokens`, with as much of it as could be found; it is the caller's until
     /// [`PrefixCache::end`] or [`PrefixCache::discard`]. There must be one that no prompt has. Errors: fatal ones.
     pub(super) fn begin(&mut self, tokens: &[Token], runner: &mut dyn ModelRunner) -> Result<Place, RunError> {
-        let found = match self.reuse {
+        let mut found = match self.reuse {
             Reuse::Nothing => PrefixMatch::default(),
             Reuse::Whole | Reuse::Prefix => self.ledger.match_prefix(tokens),
         };
-        let n_used = found.n_tokens.min((tokens.len() as u32).saturating_sub(N_ALWAYS_RUN));
+        let most = (tokens.len() as u32).saturating_sub(N_ALWAYS_RUN);
+        if let Some(restored) = self.restore(tokens, found.n_tokens, runner)? {
+            found = restored;
+        }
+        let n_used = found.n_tokens.min(most);
         let place = match self.way(&found, n_used) {
             Some(Way::Stay(slot)) => self.stay(slot, &found, n_used, runner)?,
             Some(Way::Copy(from, to)) => self.copy(from, to, &found, n_used, runner)?,
             None => {
                 let slot = self.free_slot(None).expect("a slot that no prompt has");
-                self.empty(slot, runner)?;
+                self.make_room(slot, runner)?;
                 Place { slot: Slot(slot as u32), n_tokens: 0 }
             }
         };
@@ -174,8 +195,10 @@ impl PrefixCache {
         };
         self.cut(index, n_kept, runner)?;
         while self.ledger.n_tokens() > self.config.max_tokens
-            && let Some((oldest, left)) = self.ledger.evict_block()
+            && let Some(oldest) = self.ledger.idle().next()
         {
+            self.spill(oldest, runner);
+            let left = self.ledger.evict_block().map_or(0, |(_, left)| left);
             self.cut(oldest, if self.reuse == Reuse::Whole { 0 } else { left }, runner)?;
         }
         Ok(())
@@ -259,11 +282,69 @@ impl PrefixCache {
         n_used: u32,
         runner: &mut dyn ModelRunner,
     ) -> Result<Place, RunError> {
-        self.empty(to, runner)?;
+        self.make_room(to, runner)?;
         self.ledger.share(to, found);
         self.follow(None);
         self.change.stats.n_copies += 1;
         self.arrived(to, n_used, runner.copy_prefix(Slot(from as u32), Slot(to as u32), n_used))
+    }
+
+    /// Puts a stored prefix into a slot, if it has enough more of `tokens` than the `n_held` that are held; what is held
+    /// then.
+    fn restore(
+        &mut self,
+        tokens: &[Token],
+        n_held: u32,
+        runner: &mut dyn ModelRunner,
+    ) -> Result<Option<PrefixMatch>, RunError> {
+        let Some((stored, n_common)) = self.store.as_mut().and_then(|store| store.longest(tokens)) else {
+            return Ok(None);
+        };
+        let (n_common, n_stored) = (n_common as u32, stored.tokens.len() as u32);
+        let n_usable = match self.reuse {
+            _ if n_common == n_stored => n_stored,
+            Reuse::Prefix => n_common / self.config.block * self.config.block,
+            Reuse::Nothing | Reuse::Whole => 0,
+        };
+        let Some(slot) = self.free_slot(None) else { return Ok(None) };
+        if n_usable.saturating_sub(n_held).saturating_mul(RESTORE_PER_SAVED) < n_stored {
+            return Ok(None);
+        }
+        self.make_room(slot, runner)?;
+        let imported = runner.import(Slot(slot as u32), &stored.state);
+        if self.arrived(slot, n_stored, imported)?.n_tokens > 0 {
+            self.ledger.append(slot, &stored.tokens);
+            self.follow(stored.counts.as_ref());
+            self.change.stats.n_restored_tokens += u64::from(n_stored);
+            if n_usable < n_stored {
+                let left = self.ledger.truncate(slot, n_usable);
+                self.cut(slot, left, runner)?;
+            }
+        }
+        // Whatever came of it: what was held before may have made room.
+        Ok(Some(self.ledger.match_prefix(tokens)))
+    }
+
+    /// Stores what a slot holds elsewhere, if there is such a place and it is not there yet. A state that can not be
+    /// copied out is simply gone.
+    fn spill(&mut self, slot: usize, runner: &mut dyn ModelRunner) {
+        let Some(store) = &mut self.store else { return };
+        let tokens = self.ledger.tokens(slot);
+        if tokens.len() < self.config.block as usize || store.has(&tokens) {
+            return;
+        }
+        let Ok(state) = runner.export(Slot(slot as u32)) else { return };
+        let (layers, n_expert, block) = (self.rows.layers(), self.rows.n_expert(), self.config.block);
+        let rows = self.rows.rows(&self.ledger, slot);
+        let counts = rows.map(|rows| ChunkCounts::from_rows(layers, n_expert, block, state.n_tokens, rows));
+        store.put(StoredPrefix { tokens, state, counts });
+        self.change.stats.n_spilled += 1;
+    }
+
+    /// Empties a slot for another prompt.
+    fn make_room(&mut self, slot: usize, runner: &mut dyn ModelRunner) -> Result<(), RunError> {
+        self.spill(slot, runner);
+        self.empty(slot, runner)
     }
 
     /// Takes in whether a prefix is in its slot; if not, the slot is empty.
@@ -317,5 +398,11 @@ impl PrefixCache {
                 _ => {}
             }
         }
+    }
+}
+
+impl std::fmt::Debug for PrefixCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PrefixCache {{ {:?}, {:?} }}", self.ledger, self.change.stats)
     }
 }
