@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use eldr::{
     schedule::{
-        CacheStats, FakeModel, FakeRunner, Fault, Handoff, Job, ModelRunner, PrefillWorker, PrefixConfig, Reuse,
-        WorkerEvent,
+        CacheStats, FakeModel, FakeRunner, Fault, Handoff, Job, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore,
+        Reuse, StoredPrefix, WorkerEvent,
     },
     signature::ExpertCounts,
     types::{FinishReason, Request, RequestId, SamplingParams, Slot, Token},
@@ -18,6 +18,29 @@ const MODEL: FakeModel = FakeModel { n_vocab: 23, n_layer: 3, n_expert: 8, n_exp
 const CHUNK: u32 = 8;
 const BLOCK: u32 = 4;
 const N_CTX: u32 = 64;
+
+/// The plainest store: the newest few.
+struct Newest(Vec<Arc<StoredPrefix>>);
+
+impl PrefixStore for Newest {
+    fn longest(&mut self, prompt: &[Token]) -> Option<(Arc<StoredPrefix>, usize)> {
+        let best = self.0.iter().max_by_key(|prefix| prefix.n_common(prompt))?;
+        Some((Arc::clone(best), best.n_common(prompt)))
+    }
+
+    fn has(&self, tokens: &[Token]) -> bool {
+        self.0.iter().any(|prefix| prefix.tokens.starts_with(tokens))
+    }
+
+    fn put(&mut self, prefix: StoredPrefix) {
+        assert!(!self.has(&prefix.tokens), "{:?} is there already", prefix.tokens);
+        assert_eq!(prefix.state.n_tokens as usize, prefix.tokens.len());
+        self.0.push(Arc::new(prefix));
+        if self.0.len() > 6 {
+            self.0.remove(0);
+        }
+    }
+}
 
 struct World {
     worker: PrefillWorker,
@@ -36,6 +59,10 @@ impl World {
         let worker = PrefillWorker::new(runner.info(), CHUNK, 3, &[0], MODEL.n_expert);
         let worker = worker.caching(config, runner.info(), MODEL.n_expert);
         Self { worker, runner, n_slots, running: BTreeMap::new(), n_given_back: 0, stats: CacheStats::default() }
+    }
+
+    fn spilling(self) -> Self {
+        Self { worker: self.worker.spilling(Some(Box::new(Newest(Vec::new())))), ..self }
     }
 
     fn submit(&mut self, id: u64, prompt: &[Token]) {
@@ -223,6 +250,22 @@ fn a_prefix_that_does_not_arrive_is_computed_and_counted() {
 }
 
 #[test]
+fn a_prefix_that_made_room_comes_back() {
+    let prompts: Vec<Vec<Token>> = (1..6).map(|seed| tokens(22, seed)).collect();
+    let mut world = World::new(3, 1000, Reuse::Prefix, vec![]).spilling();
+    assert!(prompts.iter().all(|prompt| world.cached(&[prompt]) == [0]));
+    assert_eq!(world.stats.n_spilled, 2);
+    assert_eq!(world.cached(&[&prompts[0]]), [20], "all of it");
+    assert_eq!(world.cached(&[&joined(&[&prompts[1][..13], &prompts[0]])]), [12], "a branch of it");
+    assert_eq!(world.stats.n_restored_tokens, 44);
+    let mut world = World::new(3, 1000, Reuse::Whole, vec![Fault::ImportRestored(1)]).spilling();
+    assert!(prompts.iter().all(|prompt| world.cached(&[prompt]) == [0]));
+    assert_eq!(world.cached(&[&joined(&[&prompts[0], &[1, 2]])]), [22], "its end is where the prompt goes on");
+    assert_eq!(world.cached(&[&joined(&[&prompts[1], &[1, 2]])]), [0], "an import that fails is a cold prefill");
+    assert_eq!((world.stats.n_restored_tokens, world.stats.n_fallbacks), (22, 1));
+}
+
+#[test]
 fn nothing_is_kept_without_a_budget() {
     let prompt = tokens(20, 1);
     let mut world = World::new(4, 0, Reuse::Prefix, vec![]);
@@ -251,6 +294,7 @@ fn fault() -> impl Strategy<Value = Fault> {
         (0u64..40).prop_map(Fault::ReuseRestored),
         (0u64..40).prop_map(Fault::PrefillRestored),
         (0u64..20).prop_map(Fault::ExportRestored),
+        (0u64..20).prop_map(Fault::ImportRestored),
     ]
 }
 
@@ -261,8 +305,10 @@ proptest! {
         faults in prop::collection::vec(fault(), 0..4),
         (n_slots, max_tokens) in (3u32..7, prop_oneof![Just(0u64), 1u64..60, Just(1000)]),
         reuse in prop_oneof![3 => Just(Reuse::Prefix), 1 => Just(Reuse::Whole)],
+        spilling in prop::bool::ANY,
     ) {
-        let mut world = World::new(n_slots, max_tokens, reuse, faults);
+        let world = World::new(n_slots, max_tokens, reuse, faults);
+        let mut world = if spilling { world.spilling() } else { world };
         for (id, op) in ops.iter().enumerate() {
             match op {
                 Op::Submit(path, cut) => {

@@ -153,10 +153,15 @@ impl Ledger {
         self.idle.iter().map(|&(_, sequence)| sequence)
     }
 
+    /// The first of them.
+    pub fn oldest(&self) -> Option<usize> {
+        self.idle.first().map(|&(_, sequence)| sequence)
+    }
+
     /// Drops the last block of the sequence that was not used for longest; the sequence and the tokens it has left. None
     /// if nothing may be dropped.
     pub fn evict_block(&mut self) -> Option<(usize, u32)> {
-        let sequence = self.idle().next()?;
+        let sequence = self.oldest()?;
         let n_tokens = self.sequences[sequence].n_tokens;
         Some((sequence, self.truncate(sequence, n_tokens - 1)))
     }

@@ -195,7 +195,7 @@ impl PrefixCache {
         };
         self.cut(index, n_kept, runner)?;
         while self.ledger.n_tokens() > self.config.max_tokens
-            && let Some(oldest) = self.ledger.idle().next()
+            && let Some(oldest) = self.ledger.oldest()
         {
             self.spill(oldest, runner);
             let left = self.ledger.evict_block().map_or(0, |(_, left)| left);
