@@ -1,5 +1,5 @@
-//! In the exact setting (CPU, flash attention off, `exact`) the text of a request does not depend on the
-//! policy, the number of workers, their threads, or who shares its batch.
+//! In the exact setting (CPU, flash attention off or one thread a worker, `exact`) the text of a request does not depend
+//! on the policy, the number of workers, their threads, or who shares its batch.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -66,8 +66,8 @@ fn outputs(config: &EngineConfig, temperature: f32) -> Vec<Vec<Token>> {
 }
 
 /// Each request alone in its engine.
-fn one_by_one(temperature: f32) -> Vec<Vec<Token>> {
-    let config = config(1, 1, 1, 1);
+fn one_by_one(flash_attention: FlashAttention, temperature: f32) -> Vec<Vec<Token>> {
+    let config = EngineConfig { flash_attention, ..config(1, 1, 1, 1) };
     let engine = LoadedModel::load(Path::new(MODEL), &config).unwrap().engine(&config).unwrap();
     let run = |request| engine.submit(request).unwrap().collect().unwrap().tokens;
     requests(&engine, temperature).into_iter().map(run).collect()
@@ -76,7 +76,7 @@ fn one_by_one(temperature: f32) -> Vec<Vec<Token>> {
 #[test]
 fn outputs_do_not_depend_on_policy_workers_threads_or_batch_mates() {
     for temperature in [0.0, 0.8] {
-        let alone = one_by_one(temperature);
+        let alone = one_by_one(FlashAttention::Off, temperature);
         assert!(alone.iter().all(|tokens| tokens.len() >= 10));
         for (policy, prefill, decode, n_slots, n_threads) in [
             (PolicyKind::RoundRobin, 1, 1, 8, 1),
@@ -88,6 +88,19 @@ fn outputs_do_not_depend_on_policy_workers_threads_or_batch_mates() {
             let got = outputs(&config, temperature);
             assert_eq!(got, alone, "{policy} over {decode} workers of {n_slots} slots, {n_threads} threads");
         }
+    }
+}
+
+/// Symptom: with flash attention a sequence that decoded alone drew other tokens than in company, even on one thread.
+#[test]
+fn flash_attention_is_exact_on_one_thread() {
+    let alone = one_by_one(FlashAttention::On, 0.8);
+    for (policy, prefill, decode, n_slots) in
+        [(PolicyKind::RoundRobin, 1, 1, 8), (PolicyKind::Random, 1, 3, 4), (PolicyKind::LeastLoaded, 2, 2, 5)]
+    {
+        let config =
+            EngineConfig { policy, flash_attention: FlashAttention::On, ..config(prefill, decode, n_slots, 1) };
+        assert_eq!(outputs(&config, 0.8), alone, "{policy} over {decode} workers of {n_slots} slots");
     }
 }
 

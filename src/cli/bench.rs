@@ -51,6 +51,9 @@ pub struct BenchArgs {
     /// Requests in the system at most; the next arrives when one ends
     #[arg(long, value_name = "N")]
     concurrency: Option<usize>,
+    /// Leave out prompts of more tokens
+    #[arg(long, value_name = "N")]
+    max_prompt: Option<usize>,
     /// Requests to serve; the workload is cut or repeated to it
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
@@ -145,6 +148,7 @@ impl BenchArgs {
             clock: self.clock,
             arrivals: self.arrivals()?,
             concurrency: self.concurrency,
+            max_prompt: self.max_prompt,
             n_requests: self.requests,
             seed: self.seed,
             temperature: self.temperature,

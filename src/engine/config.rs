@@ -145,7 +145,7 @@ pub struct EngineConfig {
     /// Flash attention.
     pub flash_attention: FlashAttention,
     /// Make a text independent of the worker, the policy and the batch, to the bit, on the CPU without flash
-    /// attention. A step of one sequence then reads the experts of a second token.
+    /// attention, or with it on one thread a worker. A step of one sequence then reads the experts of a second token.
     pub exact: bool,
     /// Type of keys and values.
     pub kv_format: KvFormat,

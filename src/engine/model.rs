@@ -322,7 +322,9 @@ impl LoadedModel {
             type_v: kv_type(config.kv_format),
             ..ContextParams::default()
         };
-        let runner = LlamaRunner::new(model, &params, tap, config.exact && !flash_attn)?;
+        // Several threads of flash attention divide the keys among them, which changes the sums.
+        let exact = config.exact && (!flash_attn || (!on_gpu && params.n_threads == 1));
+        let runner = LlamaRunner::new(model, &params, tap, exact)?;
         Ok((params.name, runner, turns.clone()))
     }
 }
