@@ -7,7 +7,7 @@ use std::path::Path;
 use eldr::{
     engine::{Engine, EngineConfig, FlashAttention, LoadedModel, RecordPrompt, WorkerList, record},
     route::PolicyKind,
-    types::{Request, SamplingParams, Token},
+    types::{Request, SamplingParams, Token, WorkerId},
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf");
@@ -102,6 +102,22 @@ fn flash_attention_is_exact_on_one_thread() {
             EngineConfig { policy, flash_attention: FlashAttention::On, ..config(prefill, decode, n_slots, 1) };
         assert_eq!(outputs(&config, 0.8), alone, "{policy} over {decode} workers of {n_slots} slots");
     }
+}
+
+#[test]
+fn a_worker_that_joins_decodes_like_the_others() {
+    let config = config(1, 1, 4, 1);
+    let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+    let engine = model.engine(&config).unwrap();
+    let texts = || -> Vec<Vec<Token>> {
+        let streams: Vec<_> = requests(&engine, 0.8).into_iter().map(|r| engine.submit(r).unwrap()).collect();
+        streams.into_iter().map(|stream| stream.collect().unwrap().tokens).collect()
+    };
+    let before = texts();
+    let joined = engine.add_decode(model.decode_worker(&config, 1, None).unwrap()).unwrap();
+    assert_eq!((joined.0, texts()), (1, before.clone()));
+    engine.drain_decode(WorkerId(0)).unwrap();
+    assert_eq!(texts(), before);
 }
 
 #[test]

@@ -174,6 +174,18 @@ impl LoadedModel {
         self.workers("decode", &config.decode, config, &tap)
     }
 
+    /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
+    /// be one of `config`'s; none is the best. It shares the device's weights and cores with the others.
+    pub fn decode_worker(
+        &self,
+        config: &EngineConfig,
+        index: usize,
+        device: Option<&str>,
+    ) -> Result<EngineWorker, EngineError> {
+        let (name, runner, permits) = self.runner("decode", index, device, config, &TapUse::Off)?;
+        Ok(EngineWorker { name, runner: Box::new(runner), permits })
+    }
+
     /// MoE layers a signature may use; none for a dense model.
     pub fn usable_layers(&self) -> Vec<u32> {
         self.moe_shape().map(MoeShape::usable).unwrap_or_default()

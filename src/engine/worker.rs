@@ -68,20 +68,13 @@ impl Starter {
         scheduler: Scheduler,
         inbox: Receiver<ToWorker>,
     ) -> Result<(), EngineError> {
-        let shared = Arc::clone(&self.shared);
-        let name = worker.name.clone();
-        self.thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+        self.threads.push(spawn_worker(&self.shared, source, worker, scheduler, inbox)?);
+        Ok(())
     }
 
     pub(super) fn spawn_deadlines(&mut self) -> Result<(), EngineError> {
         let shared = Arc::clone(&self.shared);
-        self.thread("deadlines", move || shared.watch_deadlines())
-    }
-
-    fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), EngineError> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        let thread = thread.map_err(|e| EngineError::Config(format!("no thread could be started for {name}: {e}")))?;
-        self.threads.push(thread);
+        self.threads.push(thread("deadlines", move || shared.watch_deadlines())?);
         Ok(())
     }
 }
@@ -93,6 +86,24 @@ impl Drop for Starter {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
+}
+
+/// Starts a worker's thread.
+pub(super) fn spawn_worker(
+    shared: &Arc<Shared>,
+    source: Source,
+    worker: EngineWorker,
+    scheduler: Scheduler,
+    inbox: Receiver<ToWorker>,
+) -> Result<JoinHandle<()>, EngineError> {
+    let shared = Arc::clone(shared);
+    let name = worker.name.clone();
+    thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+}
+
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    thread.map_err(|error| EngineError::Config(format!("no thread could be started for {name}: {error}")))
 }
 
 /// A worker's thread: messages in, one step, events out, until the engine stops.

@@ -29,6 +29,8 @@ pub struct Refitter {
     window: Window,
     centroids: Arc<Array2<f32>>,
     group: Vec<WorkerId>,
+    /// The weight of each worker's share, by id; those past the end have 1.
+    weights: Vec<u32>,
     /// Counts changes of the group.
     generation: u64,
     is_out: bool,
@@ -56,6 +58,7 @@ impl Refitter {
             config,
             centroids,
             group: (0..n_workers as u32).map(WorkerId).collect(),
+            weights: vec![1; n_workers],
             generation: 0,
             is_out: false,
             must_recut: false,
@@ -64,6 +67,21 @@ impl Refitter {
             n_at_fit: 0,
             expected: None,
         })
+    }
+
+    /// Gives each worker a share of the traffic in proportion to its weight, at least 1; new workers' are set before they
+    /// join (see [`Refitter::resize`]). Without weights shares are equal.
+    pub fn set_weight(&mut self, worker: WorkerId, weight: u32) {
+        assert!(weight > 0, "worker {worker} gets no share");
+        if self.weights.len() <= worker.index() {
+            self.weights.resize(worker.index() + 1, 1);
+        }
+        self.weights[worker.index()] = weight;
+    }
+
+    /// The weight of a worker's share.
+    pub fn weight(&self, worker: WorkerId) -> u32 {
+        self.weights.get(worker.index()).copied().unwrap_or(1)
     }
 
     /// Takes in the signature of a request routed at time `now`. Times never decrease.
@@ -112,6 +130,7 @@ impl Refitter {
         Some(FitJob {
             generation: self.generation,
             group: self.group.clone(),
+            weights: self.group.iter().map(|&worker| self.weight(worker)).collect(),
             centroids: Arc::clone(&self.centroids),
             n_recent: n_fresh.clamp(enough, self.window.len()),
             window: self.window.snapshot(),
@@ -337,6 +356,32 @@ mod tests {
         assert_eq!(served(&until_recut), [Some(0), Some(1), None, None]);
         let recut = check(&mut refitter, seconds(0)).expect("new centroids");
         assert_eq!(served(&recut), [Some(0), Some(1), None, Some(5)]);
+    }
+
+    #[test]
+    fn a_worker_of_twice_the_weight_gets_twice_the_share() {
+        let (mut refitter, mut rng) = (Refitter::new(config(), axes(3)).expect("valid"), Rng::new(9));
+        refitter.set_weight(WorkerId(1), 2);
+        // Half the traffic is near axis 4: it belongs to the worker that takes half of all.
+        watch(&mut refitter, &mut rng, &[4, 0, 4, 2], 96, seconds(0));
+        let recut = served(&check(&mut refitter, seconds(0)).expect("new centroids"));
+        assert_eq!(recut, [Some(0), Some(4), Some(2)]);
+        // A fourth worker, as heavy as worker 1, takes over an axis as large.
+        refitter.set_weight(WorkerId(3), 2);
+        refitter.resize(&[0, 1, 2, 3].map(WorkerId));
+        watch(&mut refitter, &mut rng, &[4, 0, 4, 5, 2, 5], 126, seconds(1));
+        let recut = served(&check(&mut refitter, seconds(1)).expect("new centroids"));
+        assert_eq!(recut, [Some(0), Some(4), Some(2), Some(5)]);
+    }
+
+    #[test]
+    fn a_weight_too_small_for_one_signature_is_raised() {
+        let (mut refitter, mut rng) = (Refitter::new(config(), axes(4)).expect("valid"), Rng::new(10));
+        refitter.set_weight(WorkerId(0), 1_000_000);
+        refitter.resize(&[0, 1, 2].map(WorkerId));
+        watch(&mut refitter, &mut rng, &[0, 1, 4], 32, seconds(0));
+        check(&mut refitter, seconds(0));
+        assert_eq!(refitter.stats().n_checks, 1);
     }
 
     #[test]
