@@ -346,7 +346,7 @@ impl Dispatcher {
         let no_decode = self.decode.iter().all(|worker| !worker.healthy);
         if no_prefill || no_decode {
             let kind = if no_prefill { "prefill" } else { "decode" };
-            self.fail_waiting(&format!("every {kind} worker is lost; the last one: {error}"), commands);
+            self.fail_waiting(&format!("no {kind} worker is left to take requests; the last one: {error}"), commands);
         }
     }
 
