@@ -307,6 +307,8 @@ fn refits_run_beside_the_requests_and_change_no_text() {
         }
         n_requests += 8;
     }
+    let reads = refit().reads.unwrap();
+    assert!((2.0..=8.0).contains(&reads.distinct) && (1.0..=4.0).contains(&reads.batch), "{reads:?}");
     // Requests of the lost worker are routed again.
     assert!(refit().n_observed >= n_requests);
     assert_eq!(refit().off, None);

@@ -7,7 +7,8 @@ use std::path::Path;
 use eldr::{
     engine::{Engine, EngineConfig, FlashAttention, LoadedModel, RecordPrompt, WorkerList, record},
     route::PolicyKind,
-    types::{Request, SamplingParams, Token, WorkerId},
+    schedule::{DecodeItem, StepPicks},
+    types::{Request, SamplingParams, Slot, Token, WorkerId},
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf");
@@ -118,6 +119,36 @@ fn a_worker_that_joins_decodes_like_the_others() {
     assert_eq!((joined.0, texts()), (1, before.clone()));
     engine.drain_decode(WorkerId(0)).unwrap();
     assert_eq!(texts(), before);
+}
+
+#[test]
+fn one_decode_step_in_three_tells_its_picks() {
+    let config = config(1, 1, 4, 1);
+    let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+    let run = |tap_every: u32| {
+        let mut runner = model.decode_workers(&config, tap_every).unwrap().remove(0).runner;
+        let prompt = model.tokenizer().tokenize(PROMPTS[0]).unwrap();
+        let (slot, mut picks, mut next) = (Slot(0), StepPicks::default(), Vec::new());
+        runner.open(slot, &SamplingParams::default(), &[]).unwrap();
+        let mut token = runner.prefill(slot, &prompt, 0, true, None).unwrap().unwrap();
+        let steps = (0..7).map(|i| {
+            let item = DecodeItem { slot, token, pos: u32::try_from(prompt.len()).unwrap() + i };
+            next.clear();
+            runner.decode(&[item], &mut next, &mut picks).unwrap();
+            token = next[0];
+            (token, picks.clone())
+        });
+        steps.unzip::<_, _, Vec<Token>, Vec<StepPicks>>()
+    };
+    let (text, never) = run(0);
+    let (same, always) = run(1);
+    let (again, sometimes) = run(3);
+    assert_eq!((&text, &text), (&same, &again));
+    for i in 0..7 {
+        assert!(never[i].is_empty() && !always[i].is_empty());
+        let want = if i % 3 == 2 { &always[i] } else { &never[i] };
+        assert_eq!(&sometimes[i], want, "step {i}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use std::{
+    fmt::Write as _,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
@@ -22,7 +23,7 @@ use crate::{
         threads_alone, versions,
     },
     metrics::RunSummary,
-    refit::{RefitConfig, RefitStats, Refitter},
+    refit::{Reads, RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
@@ -271,7 +272,7 @@ impl Bench<'_> {
         let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
         Ok(EngineParts {
             prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
-            decode: watch(self.model.decode_workers(&self.config, tap)?),
+            decode: watch(self.model.decode_workers(&self.config, u32::from(tap))?),
             tokenizer: self.model.tokenizer(),
             policy: probe.watch_policy(policy),
             calibration: self.calibration.clone(),
@@ -311,6 +312,13 @@ impl Bench<'_> {
                 "locality_band's centroids followed the traffic: set anew {} times in {} checks.",
                 refit.n_swaps, refit.n_checks
             );
+            if let Some(Reads { distinct, batch }) = refit.reads {
+                let _ = write!(note, " A step read {distinct:.1} experts a layer for {batch:.1} sequences");
+                if let Some(Reads { distinct, batch }) = refit.expected_reads {
+                    let _ = write!(note, "; {distinct:.1} for {batch:.1} were expected");
+                }
+                note.push('.');
+            }
             if self.params.clock == Clock::Virtual {
                 note.push_str(" Fits take no time on the virtual clock: an engine runs them on a thread of their own.");
             }

@@ -14,9 +14,10 @@ use crate::{
         refit::Refit,
         worker::{Scheduler, Starter, spawn_worker},
     },
-    refit::{RefitConfig, Refitter},
+    refit::{Reads, RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, RunnerInfo, Source, WorkerEvent},
+    sim::{Compared, Verdict},
     types::{Request, Token, WorkerId},
 };
 
@@ -86,7 +87,7 @@ impl Engine {
     ///
     /// # Errors
     /// Without a calibration there is nothing to refit.
-    pub fn start_refitting(parts: EngineParts, config: RefitConfig) -> Result<Self, EngineError> {
+    pub fn start_refitting(parts: EngineParts, mut config: RefitConfig) -> Result<Self, EngineError> {
         let refuse = |why: String| Err(EngineError::Config(why));
         let Some(calibration) = &parts.calibration else {
             return refuse("there is no calibration, so no centroids to refit: give one, or do not refit".to_owned());
@@ -97,6 +98,10 @@ impl Engine {
                 "the calibration has {n_centroids} centroids for {n_workers} decode workers: calibrate with `--workers \
                  {n_workers}`"
             ));
+        }
+        if let (None, Some(verdict)) = (config.expected_reads, Verdict::of(calibration)) {
+            let of = |compared: &Compared| compared.locality_band;
+            config.expected_reads = Some(Reads { distinct: of(&verdict.experts_per_step), batch: of(&verdict.batch) });
         }
         let mut refitter = match Refitter::new(config, Arc::new(calibration.centroids.clone())) {
             Ok(refitter) => refitter,

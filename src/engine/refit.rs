@@ -13,7 +13,7 @@ use ndarray::Array2;
 
 use crate::{
     engine::{EngineError, Shared},
-    refit::{FitJob, FitResult, RefitStats, Refitter},
+    refit::{FitJob, FitResult, Reads, RefitStats, Refitter},
     route::WorkerView,
     schedule::Dispatcher,
     types::WorkerId,
@@ -74,6 +74,10 @@ impl Refit {
         let Some(result) = result else { return self.refitter.switch_off("a fit panicked") };
         let centroids = self.refitter.apply(result);
         self.set(centroids, dispatcher);
+    }
+
+    pub(super) fn observe_step(&mut self, reads: Reads) {
+        self.refitter.observe_step(reads);
     }
 
     pub(super) fn stop(&mut self) {

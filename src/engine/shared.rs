@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     engine::{EngineError, refit::Refit, stream::RawEvent},
-    refit::{FitResult, RefitStats},
+    refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
     schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
     types::{FinishReason, Request, RequestId, WorkerId},
@@ -166,6 +166,13 @@ impl Shared {
         let State { dispatcher, refit, .. } = state;
         if let Some(refit) = refit {
             refit.turn(dispatcher, now);
+        }
+    }
+
+    /// Takes in what a decode step read.
+    pub(super) fn observe_step(&self, reads: Reads) {
+        if let Some(refit) = &mut self.state.lock().refit {
+            refit.observe_step(reads);
         }
     }
 

@@ -8,6 +8,7 @@ use crossbeam::channel::Receiver;
 
 use crate::{
     engine::{EngineError, EngineWorker, Permits, Shared, shared::ToWorker},
+    refit::Reads,
     schedule::{DecodeWorker, ModelRunner, PrefillWorker, Source, WorkerEvent},
 };
 
@@ -37,13 +38,19 @@ impl Scheduler {
         }
     }
 
-    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
-        match self {
-            Self::Prefill(worker) => worker.step(runner, events),
-            Self::Decode(worker) => {
+    /// One step; what it read, if its experts were counted.
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<Reads> {
+        let step = match self {
+            Self::Prefill(worker) => {
                 worker.step(runner, events);
+                return None;
             }
-        }
+            Self::Decode(worker) => worker.step(runner, events),
+        };
+        let distinct = step.picks.distinct();
+        let sum: u32 = distinct.iter().sum();
+        let reads = Reads { distinct: f64::from(sum) / distinct.len() as f64, batch: step.requests.len() as f64 };
+        (!distinct.is_empty()).then_some(reads)
     }
 
     fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
@@ -129,8 +136,10 @@ fn run_worker(
         // A panic in a runner is that worker's end, not the engine's: its requests go on elsewhere.
         let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
         drop(permit);
-        if step.is_err() {
-            scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
+        match step {
+            Ok(Some(reads)) => shared.observe_step(reads),
+            Ok(None) => {}
+            Err(_) => scheduler.abandon(&format!("{} panicked", worker.name), &mut events),
         }
         shared.deliver(source, &mut events);
     }

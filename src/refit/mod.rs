@@ -35,4 +35,4 @@ pub use align::align;
 pub use config::{RefitConfig, RefitError};
 pub use job::{FitJob, FitResult};
 pub use refitter::Refitter;
-pub use stats::{RefitOutcome, RefitReason, RefitStats};
+pub use stats::{Reads, RefitOutcome, RefitReason, RefitStats};

@@ -7,13 +7,15 @@ use std::{sync::Arc, time::Duration};
 use ndarray::Array2;
 
 use crate::{
-    refit::{FitJob, FitResult, RefitConfig, RefitError, RefitOutcome, RefitReason, RefitStats, job, window::Window},
+    refit::{
+        FitJob, FitResult, Reads, RefitConfig, RefitError, RefitOutcome, RefitReason, RefitStats, job, window::Window,
+    },
     signature::Signature,
     types::WorkerId,
 };
 
-/// Part of a newly observed number of distinct experts in the smoothed one.
-const DISTINCT_WEIGHT: f64 = 0.01;
+/// Part of a newly observed step in the smoothed reads.
+const READS_WEIGHT: f64 = 0.01;
 /// Part of a higher similarity than expected in what is expected from then on.
 const RISE_WEIGHT: f64 = 0.25;
 
@@ -54,7 +56,7 @@ impl Refitter {
         }
         Ok(Self {
             window: Window::new(config.max_signatures, config.max_age),
-            stats: RefitStats { expected_distinct: config.expected_distinct, ..RefitStats::default() },
+            stats: RefitStats { expected_reads: config.expected_reads, ..RefitStats::default() },
             config,
             centroids,
             group: (0..n_workers as u32).map(WorkerId).collect(),
@@ -92,10 +94,12 @@ impl Refitter {
         self.stats.n_observed += 1;
     }
 
-    /// Takes in how many distinct experts a layer a decode step read, on average over its layers.
-    pub fn observe_distinct(&mut self, n: f64) {
-        let old = self.stats.distinct.unwrap_or(n);
-        self.stats.distinct = Some(old + DISTINCT_WEIGHT * (n - old));
+    /// Takes in what a decode step read.
+    pub fn observe_step(&mut self, step: Reads) {
+        let old = self.stats.reads.unwrap_or(step);
+        let smooth = |old: f64, new: f64| old + READS_WEIGHT * (new - old);
+        let reads = Reads { distinct: smooth(old.distinct, step.distinct), batch: smooth(old.batch, step.batch) };
+        self.stats.reads = Some(reads);
     }
 
     /// A check to run, if one is due at time `now`: after a change of the group as soon as the window is long enough,
@@ -420,14 +424,15 @@ mod tests {
     }
 
     #[test]
-    fn distinct_experts_are_smoothed() {
-        let mut refitter =
-            Refitter::new(RefitConfig { expected_distinct: Some(20.0), ..config() }, axes(2)).expect("valid");
-        refitter.observe_distinct(24.0);
-        refitter.observe_distinct(34.0);
+    fn reads_are_smoothed() {
+        let expected = Some(Reads { distinct: 20.0, batch: 8.0 });
+        let mut refitter = Refitter::new(RefitConfig { expected_reads: expected, ..config() }, axes(2)).expect("valid");
+        refitter.observe_step(Reads { distinct: 24.0, batch: 9.0 });
+        refitter.observe_step(Reads { distinct: 34.0, batch: 9.0 });
         let stats = refitter.stats();
-        assert!((stats.distinct.expect("observed") - 24.1).abs() < 1e-9);
-        assert_eq!(stats.expected_distinct, Some(20.0));
+        let reads = stats.reads.expect("observed");
+        assert!((reads.distinct - 24.1).abs() < 1e-9 && (reads.batch - 9.0).abs() < 1e-9, "{reads:?}");
+        assert_eq!(stats.expected_reads, expected);
     }
 
     proptest! {
