@@ -15,8 +15,8 @@ pub struct RefitConfig {
     pub min_fresh: usize,
     /// A fit is made when the newest signatures' similarity is this far below what was expected.
     pub drift: f64,
-    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this; where
-    /// no drift was seen, by the standard error of the comparison on top.
+    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this and
+    /// by more than chance would.
     pub margin: f64,
     /// Searches when centroids are cut anew.
     pub n_restarts: u32,

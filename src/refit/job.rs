@@ -14,6 +14,15 @@ use crate::{
     types::WorkerId,
 };
 
+/// Standard errors of the comparison that a gain must exceed before centroids are moved, which costs something: the
+/// requests being decoded were placed by the old ones. After a change of traffic, chance in the check is the likelier
+/// the smaller its gain.
+const DRIFT_ERRORS: f64 = 1.25;
+/// The same while traffic is on the move.
+const MOVING_ERRORS: f64 = 0.5;
+/// The same where nothing says that traffic has moved.
+const UNCALLED_ERRORS: f64 = 1.5;
+
 /// A check to be run, on any thread and at any time. Dropping it is safe: there are then no more checks.
 #[derive(Debug)]
 pub struct FitJob {
@@ -123,9 +132,9 @@ impl FitJob {
         let (gain, error) = now.as_ref().map_or((yardstick.level(), 0.0), |now| yardstick.gain_over(now));
         let is_better = match reason {
             RefitReason::Resized => !self.has_all() || gain > 0.0,
-            RefitReason::Drift | RefitReason::Moving => gain > self.config.margin,
-            // Nothing says that traffic has moved, so chance must not be enough.
-            RefitReason::First | RefitReason::Renewed => gain - error > self.config.margin,
+            RefitReason::Drift => gain - DRIFT_ERRORS * error > self.config.margin,
+            RefitReason::Moving => gain - MOVING_ERRORS * error > self.config.margin,
+            RefitReason::First | RefitReason::Renewed => gain - UNCALLED_ERRORS * error > self.config.margin,
         };
         let serves = now.filter(|_| !is_better).unwrap_or(yardstick);
         let expected = Expectation { level: serves.level(), low_edge: serves.low_edge() };
