@@ -232,7 +232,8 @@ impl Bench<'_> {
         else {
             return Ok(None);
         };
-        let refitter = Refitter::new(refit.clone(), Arc::new(calibration.centroids.clone()));
+        let n_slots = vec![self.config.n_slots; self.config.decode.n_workers()];
+        let refitter = Refitter::of_calibration(refit.clone(), calibration, &n_slots);
         refitter.map(Some).map_err(|error| EngineError::Config(error.to_string()).into())
     }
 

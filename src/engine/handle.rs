@@ -14,10 +14,9 @@ use crate::{
         refit::Refit,
         worker::{Scheduler, Starter, spawn_worker},
     },
-    refit::{Reads, RefitConfig, Refitter},
+    refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, RunnerInfo, Source, WorkerEvent},
-    sim::{Compared, Verdict},
     types::{Request, Token, WorkerId},
 };
 
@@ -87,7 +86,7 @@ impl Engine {
     ///
     /// # Errors
     /// Without a calibration there is nothing to refit.
-    pub fn start_refitting(parts: EngineParts, mut config: RefitConfig) -> Result<Self, EngineError> {
+    pub fn start_refitting(parts: EngineParts, config: RefitConfig) -> Result<Self, EngineError> {
         let refuse = |why: String| Err(EngineError::Config(why));
         let Some(calibration) = &parts.calibration else {
             return refuse("there is no calibration, so no centroids to refit: give one, or do not refit".to_owned());
@@ -99,19 +98,11 @@ impl Engine {
                  {n_workers}`"
             ));
         }
-        if let (None, Some(verdict)) = (config.expected_reads, Verdict::of(calibration)) {
-            let of = |compared: &Compared| compared.locality_band;
-            config.expected_reads = Some(Reads { distinct: of(&verdict.experts_per_step), batch: of(&verdict.batch) });
-        }
-        let mut refitter = match Refitter::new(config, Arc::new(calibration.centroids.clone())) {
+        let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
+        let refitter = match Refitter::of_calibration(config, calibration, &n_slots) {
             Ok(refitter) => refitter,
             Err(error) => return refuse(error.to_string()),
         };
-        let n_slots = parts.decode.iter().map(|worker| worker.runner.info().n_slots);
-        let weights = calibration.capacity.clone().unwrap_or_else(|| n_slots.collect());
-        for (index, &weight) in weights.iter().enumerate() {
-            refitter.set_weight(WorkerId(index as u32), weight.max(1));
-        }
         Self::launch(parts, Some(refitter))
     }
 

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod align;
+mod calibrated;
 mod config;
 mod follow;
 mod job;
