@@ -217,6 +217,16 @@ fn a_context_that_memory_can_not_hold_is_named_with_its_size() {
 }
 
 #[test]
+fn the_oracle_needs_labels() {
+    let dir = folder();
+    let workload = write(&dir, "w.jsonl", "{\"id\": \"a\", \"prompt\": \"hello\", \"max_tokens\": 2}\n");
+    let bench = ["bench", "--workload", text(&workload), "--policies"];
+    refused(&[&bench[..], &["domain"]].concat(), &["policy domain goes by labels", "no line of the workload"]);
+    let ran = run([&bench[..], &["all", "--no-count"]].concat()).succeeded();
+    assert!(ran.err.contains("policy domain is left out: no line") && !ran.out.contains("domain "), "{ran:?}");
+}
+
+#[test]
 fn files_that_can_not_be_written_are_refused_before_the_work() {
     let workload = format!("{DATA}/task.serve.jsonl");
     refused(&["bench", "--workload", &workload, "--svg", "/no/such/folder/x.svg"], &["/no/such/folder/x.svg"]);
