@@ -81,7 +81,7 @@ mod tests {
         let mut tier = RamTier::new(1000);
         tier.put(prefix(&[1, 2, 3, 4]));
         tier.put(prefix(&[5, 6, 7]));
-        let mut longest = |prompt: &[Token]| tier.clone().longest(prompt).map(|(p, n)| (p.tokens.clone(), n));
+        let longest = |prompt: &[Token]| tier.clone().longest(prompt).map(|(p, n)| (p.tokens.clone(), n));
         assert_eq!(longest(&[1, 2, 9]), Some((vec![1, 2, 3, 4], 2)));
         assert_eq!(longest(&[9]), None);
         tier.put(prefix(&[8, 8, 8]));

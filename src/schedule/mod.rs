@@ -16,7 +16,7 @@ mod prefix_store;
 mod runner;
 
 pub use decode::{DecodeStep, DecodeWorker};
-pub use dispatch::{Command, DispatchLimits, DispatchStats, Dispatcher, Outcome, QueueFull, Source};
+pub use dispatch::{Command, DispatchLimits, DispatchStats, Dispatcher, MemberError, Outcome, QueueFull, Source};
 pub use event::{CacheChange, WorkerEvent};
 pub use fake::{FakeModel, FakeRunner, Fault};
 pub use job::{Handoff, Job};
