@@ -103,6 +103,23 @@ fn many_clients_get_their_own_text() {
 }
 
 #[test]
+fn what_a_prompt_begins_with_is_not_computed_again_and_the_client_hears_it() {
+    let engine = engine_with(&[vec![]], 4, DispatchLimits::default());
+    let long = Request { prompt: (0..80).map(|i| 1 + i % 40).collect(), ..request(3, 5) };
+    let cached = |request: &Request| {
+        let completion = engine.submit(request.clone()).unwrap().collect().unwrap();
+        assert_eq!(completion.tokens, expected(request));
+        completion.usage.cached_tokens
+    };
+    assert_eq!((cached(&long), cached(&long)), (0, 78));
+    let branch = Request { prompt: [&long.prompt[..70], &[7, 7, 7]].concat(), ..long.clone() };
+    assert_eq!(cached(&branch), 64, "whole blocks");
+    let stats = engine.stats().cache;
+    assert_eq!((stats.n_prompt_tokens, stats.n_cached_tokens), (80 + 80 + 73, 78 + 64));
+    assert_eq!((stats.n_block_hits, stats.n_block_misses, stats.n_fallbacks), (3 + 2, 3 + 1, 0));
+}
+
+#[test]
 fn a_worker_that_panics_or_fails_costs_no_token() {
     for fault in [Fault::DecodePanic(7), Fault::DecodeFatal(7), Fault::ImportRestored(1), Fault::DecodeRestored(3)] {
         let engine = engine_with(&[vec![fault], vec![]], 4, DispatchLimits::default());

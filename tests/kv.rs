@@ -2,15 +2,17 @@
 //! cancellations and failures, every text and every count is that of a prompt run from its first token.
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use eldr::{
+    kv::names,
+    route::LeastLoaded,
     schedule::{
-        CacheStats, FakeModel, FakeRunner, Fault, Handoff, Job, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore,
-        Reuse, StoredPrefix, WorkerEvent,
+        CacheChange, CacheStats, Command, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Handoff, Job,
+        ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Reuse, Source, StoredPrefix, WorkerEvent,
     },
     signature::ExpertCounts,
-    types::{FinishReason, Request, RequestId, SamplingParams, Slot, Token},
+    types::{FinishReason, Request, RequestId, SamplingParams, Slot, Token, WorkerId},
 };
 use proptest::prelude::*;
 
@@ -271,6 +273,43 @@ fn nothing_is_kept_without_a_budget() {
     let mut world = World::new(4, 0, Reuse::Prefix, vec![]);
     assert_eq!(world.cached(&[&prompt, &prompt]), [0, 0]);
     assert!((0..4).all(|slot| world.runner.tokens(Slot(slot)).is_empty()));
+}
+
+#[test]
+fn a_prompt_goes_to_the_worker_that_will_be_done_with_it_first() {
+    let runner = FakeRunner::new(MODEL, 4, N_CTX, vec![]);
+    let config = PrefixConfig { max_tokens: 1000, block: BLOCK, ..PrefixConfig::default() };
+    let limits = DispatchLimits::default();
+    let dispatcher = Dispatcher::new(2, &[16], Box::new(LeastLoaded), None, limits);
+    let mut dispatcher = dispatcher.caching(config, runner.info());
+    let mut n_submitted = 0;
+    let mut place = |dispatcher: &mut Dispatcher, prompt: &[Token]| {
+        let request = Request {
+            prompt: prompt.to_vec(),
+            max_tokens: 1,
+            sampling: SamplingParams::default(),
+            domain: None,
+            deadline: None,
+        };
+        let mut commands = Vec::new();
+        n_submitted += 1;
+        dispatcher.submit(RequestId(n_submitted), Arc::new(request), Duration::ZERO, &mut commands).unwrap();
+        dispatcher.check_integrity();
+        match commands.remove(0) {
+            Command::Prefill(worker, _) => worker.0,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (a, b, c) = (tokens(32, 1), tokens(20, 2), tokens(40, 3));
+    assert_eq!(place(&mut dispatcher, &a), 0);
+    assert_eq!(place(&mut dispatcher, &b), 1, "the other one has nothing to do");
+    assert_eq!(place(&mut dispatcher, &a), 0, "where it will be when its turn comes");
+    assert_eq!(place(&mut dispatcher, &joined(&[&a[..8], &c])), 1, "what is held of it is not worth the wait");
+    // Worker 1 says that it holds the third prompt, from before; it has 68 tokens to run, the other one 32.
+    let blocks = names(runner.info().root_name(), BLOCK, &c).into_iter().map(|name| (name, true)).collect();
+    let said = WorkerEvent::Cache(CacheChange { blocks, ..CacheChange::default() });
+    dispatcher.on_event(Source::Prefill(WorkerId(1)), said, &mut Vec::new());
+    assert_eq!(place(&mut dispatcher, &c), 1);
 }
 
 #[derive(Debug, Clone)]
