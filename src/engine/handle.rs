@@ -136,6 +136,11 @@ impl Engine {
         self.0.tokenizer.tokenize(text).map_err(EngineError::Request)
     }
 
+    /// Text to tokens and back.
+    pub fn tokenizer(&self) -> &Arc<dyn Tokenizer> {
+        &self.0.tokenizer
+    }
+
     /// Tokens a sequence may have, prompt and output together.
     pub fn n_ctx_slot(&self) -> u32 {
         self.0.n_ctx_slot

@@ -5,7 +5,7 @@ use crate::{
     llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
     signature::ExpertCounts,
-    types::{SamplingParams, Slot, Token},
+    types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
 /// Which picks a runner reads from its context.
@@ -236,6 +236,10 @@ impl ModelRunner for LlamaRunner {
             next.push(token);
         }
         self.dismiss(companion)
+    }
+
+    fn take_logprobs(&mut self, slot: Slot) -> Option<Box<TokenLogprobs>> {
+        self.samplers[slot.index()].as_mut()?.take_logprobs()
     }
 
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {

@@ -123,9 +123,9 @@ impl Shared {
         }
         let now = self.started.elapsed();
         let mut state = self.state.lock();
-        for event in events.drain(..) {
-            if let WorkerEvent::Token { id, token } = event {
-                state.send(id, RawEvent::Token(token, now));
+        for mut event in events.drain(..) {
+            if let WorkerEvent::Token { id, token, logprobs } = &mut event {
+                state.send(*id, RawEvent::Token(*token, now, logprobs.take()));
             }
             if let WorkerEvent::Lost { error } = &event {
                 log::error!("{source:?} is lost, its requests go to other workers: {error}");

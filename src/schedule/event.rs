@@ -1,6 +1,6 @@
 use crate::{
     schedule::{Handoff, Job},
-    types::{FinishReason, RequestId, Token, Usage},
+    types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
 /// What a worker reports after a step, in order.
@@ -12,6 +12,8 @@ pub enum WorkerEvent {
         id: RequestId,
         /// Which.
         token: Token,
+        /// How likely it was, if the request asked.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// A prompt is done and can be handed to a decode worker.
     Prefilled(Handoff),

@@ -124,7 +124,7 @@ impl ModelRunner for FakeRunner {
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, _generated: &[Token]) -> Result<(), RunError> {
         let place = &mut self.slots[slot.index()];
         assert!(place.is_none(), "slot {slot} is taken");
-        *place = Some(Sequence { sampling: *sampling, tokens: Vec::new() });
+        *place = Some(Sequence { sampling: sampling.clone(), tokens: Vec::new() });
         Ok(())
     }
 
