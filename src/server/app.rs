@@ -10,7 +10,7 @@ use std::{
 use crate::{
     engine::{Engine, Tokenizer},
     rng::mix,
-    types::Token,
+    types::{SamplingParams, Token},
 };
 
 use super::{
@@ -103,6 +103,14 @@ impl App {
         let app = Arc::clone(self);
         let tokens = blocking(move || app.tokenizer().tokenize_as(&text, add_special, parse_special)).await?;
         tokens.map_err(|why| ApiError::invalid(param, why))
+    }
+
+    /// Refuses a grammar that can not steer the workers' draws.
+    pub async fn check_grammar(self: &Arc<Self>, sampling: &SamplingParams) -> Result<(), ApiError> {
+        let Some(grammar) = sampling.grammar.clone() else { return Ok(()) };
+        let app = Arc::clone(self);
+        let checked = blocking(move || app.tokenizer().check_grammar(&grammar)).await?;
+        checked.map_err(|why| ApiError::invalid("grammar", why))
     }
 
     /// Refuses a prompt of field `param` that the engine would refuse.

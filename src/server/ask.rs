@@ -7,6 +7,7 @@ use crate::types::{SamplingParams, Token};
 use super::{
     error::ApiError,
     fields::{Fields, whole, wrong_kind},
+    schema,
 };
 
 /// Stop strings of a request at most, and bytes of each.
@@ -53,7 +54,7 @@ impl Ask {
             return Err(ApiError::invalid("stream_options", "stream_options is only for requests with stream: true"));
         }
         Ok(Self {
-            sampling: sampling(fields, seed)?,
+            sampling: constrained(fields, sampling(fields, seed)?)?,
             max_tokens: max_tokens(fields)?,
             stops: stops(fields)?,
             n: fields.whole("n", 1..=max_choices as u64)?.unwrap_or(1) as usize,
@@ -92,6 +93,50 @@ fn sampling(fields: &Fields<'_>, seed: u64) -> Result<SamplingParams, ApiError> 
         grammar: fields.text("grammar")?.filter(|text| !text.is_empty()).map(Arc::from),
         n_logprobs: None,
     })
+}
+
+/// Holds the text to a grammar, where one of the fields that ask for that is there.
+fn constrained(fields: &Fields<'_>, mut sampling: SamplingParams) -> Result<SamplingParams, ApiError> {
+    let mut asked = sampling.grammar.is_some().then_some("grammar");
+    for (name, grammar) in [("response_format", response_format(fields)?), ("json_schema", bare_schema(fields)?)] {
+        let Some(grammar) = grammar else { continue };
+        if let Some(other) = asked {
+            return Err(ApiError::invalid(name, format!("{name} and {other} both say what the text must be; give one")));
+        }
+        asked = Some(name);
+        sampling.grammar = Some(grammar.into());
+    }
+    if sampling.grammar.is_some() && sampling.ignore_eos {
+        return Err(ApiError::invalid("ignore_eos", "ignore_eos goes on past the end that a grammar puts; leave one out"));
+    }
+    Ok(sampling)
+}
+
+fn response_format(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
+    let Some(format) = fields.object("response_format")? else { return Ok(None) };
+    format.required("type")?;
+    match format.text("type")?.unwrap_or_default() {
+        "text" => Ok(None),
+        "json_object" => match format.get("schema") {
+            Some(schema) => schema::json_schema(schema, &format.path("schema")).map(Some),
+            None => Ok(Some(schema::json_object())),
+        },
+        "json_schema" => {
+            format.required("json_schema")?;
+            let outer = format.object("json_schema")?.unwrap_or_else(|| format.clone());
+            schema::json_schema(outer.required("schema")?, &outer.path("schema")).map(Some)
+        }
+        other => {
+            let path = format.path("type");
+            let why = format!("{path} is {other:?}; it must be text, json_object or json_schema");
+            Err(ApiError::invalid(&path, why))
+        }
+    }
+}
+
+/// llama-server's way to give a schema.
+fn bare_schema(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
+    fields.get("json_schema").map(|schema| schema::json_schema(schema, "json_schema")).transpose()
 }
 
 fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
@@ -243,6 +288,15 @@ mod tests {
             (json!({"logit_bias": [[1, 2], [1, 3]]}), "logit_bias"),
             (json!({"logit_bias": 4}), "logit_bias"),
             (json!({"grammar": 4}), "grammar"),
+            (json!({"response_format": {}}), "response_format.type"),
+            (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}}),
+                "response_format.json_schema.schema.type",
+            ),
+            (json!({"response_format": {"type": "json_object"}, "grammar": "root ::= \"a\""}), "response_format"),
+            (json!({"json_schema": {}, "ignore_eos": true}), "ignore_eos"),
             (json!({"eldr": {"policy": "random"}}), "eldr.policy"),
             (json!({"eldr": {"explain": 1}}), "eldr.explain"),
         ] {

@@ -29,6 +29,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let worker = Arc::clone(&app);
     let chat = blocking(move || Chat::read(&worker, &bytes)).await??;
     let tokens = app.tokenize(chat.prompt.clone(), true, true, "messages").await?;
+    app.check_grammar(&chat.ask.sampling).await?;
     let id = format!("chatcmpl-{:016x}", app.fresh());
     let shape = Shape { kind: Kind::Chat, id, created: now(), model: app.card.id.clone() };
     let mut choices = app.submit(&shape.id, &[tokens], &chat.ask, "messages")?;
@@ -55,11 +56,18 @@ impl Chat {
         let mut ask = Ask::read(&fields, app.fresh(), app.engine.policy_name(), app.config.max_choices)?;
         ask.sampling.n_logprobs = logprobs(&fields)?;
         let messages = messages::read(&fields)?;
-        let tools = messages::tools(&fields, bytes)?;
-        let choice = messages::tool_choice(&fields, tools.is_some())?;
-        let tools = tools.filter(|_| choice.offers());
+        let tools = messages::tools(&fields)?;
+        let choice = messages::tool_choice(&fields, !tools.is_empty())?;
         let format = CallFormat::of_template(app.template.source());
-        let calls = tools.is_some().then_some(format);
+        if let Some(grammar) = messages::forced_call(tools, &choice, format)? {
+            if ask.sampling.grammar.is_some() {
+                return Err(ApiError::invalid("tool_choice", "tool_choice and a grammar both say what the text must be"));
+            }
+            ask.sampling.grammar = Some(grammar.into());
+        }
+        let offered = Some(tools).filter(|tools| !tools.is_empty() && choice.offers());
+        let calls = offered.map(|_| format);
+        let tools = offered.map(|tools| Jinja::from(tools.iter().map(to_jinja).collect::<Vec<_>>()));
         let splits_reasoning = match fields.text("reasoning_format")? {
             None | Some("auto" | "deepseek") => true,
             Some("none") => false,

@@ -79,9 +79,6 @@ impl App {
             let why = format!("{param} and n ask for {n_choices} answers; one request may have {most}");
             return Err(ApiError::invalid(param, why));
         }
-        if let Some(grammar) = &ask.sampling.grammar {
-            self.tokenizer().check_grammar(grammar).map_err(|why| ApiError::invalid("grammar", why))?;
-        }
         let n_vocab = self.tokenizer().n_tokens();
         if let Some((token, _)) = ask.sampling.logit_bias.iter().find(|(token, _)| token.cast_unsigned() >= n_vocab) {
             let why = format!("logit_bias names token {token}, and the vocabulary has {n_vocab}");

@@ -40,6 +40,7 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
         }
     }
     let prompts = prompts(&app, fields.required("prompt")?).await?;
+    app.check_grammar(&ask.sampling).await?;
     let id = format!("cmpl-{:016x}", app.fresh());
     let shape = Shape { kind: Kind::Completion, id, created: now(), model: app.card.id.clone() };
     let mut choices = app.submit(&shape.id, &prompts, &ask, "prompt")?;

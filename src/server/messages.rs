@@ -1,12 +1,14 @@
 use std::collections::BTreeMap;
 
 use minijinja::Value as Jinja;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
     fields::{Fields, wrong_kind},
+    schema,
     template::to_jinja,
+    tools::CallFormat,
 };
 
 /// Messages of a conversation, and functions a model may call, at most.
@@ -122,12 +124,9 @@ fn read_call(call: &Value, path: &str) -> Result<Jinja, ApiError> {
     ]))
 }
 
-/// The functions of the body `bytes`, their keys in the order they were written in.
-pub(super) fn tools(fields: &Fields<'_>, bytes: &[u8]) -> Result<Option<Jinja>, ApiError> {
+/// The functions a model may call, checked.
+pub(super) fn tools<'a>(fields: &Fields<'a>) -> Result<&'a [Value], ApiError> {
     let tools = fields.list("tools")?.unwrap_or_default();
-    if tools.is_empty() {
-        return Ok(None);
-    }
     if tools.len() > MAX_TOOLS {
         let n = tools.len();
         return Err(ApiError::invalid("tools", format!("tools has {n} functions; {MAX_TOOLS} are allowed")));
@@ -145,9 +144,33 @@ pub(super) fn tools(fields: &Fields<'_>, bytes: &[u8]) -> Result<Option<Jinja>, 
             function.object("parameters")?;
         }
     }
-    let ordered: Jinja = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid("", format!("the body is not JSON: {error}")))?;
-    Ok(ordered.get_attr("tools").ok())
+    Ok(tools)
+}
+
+/// The grammar of one call of the functions that `choice` demands, if it demands any.
+pub(super) fn forced_call(tools: &[Value], choice: &ToolChoice, format: CallFormat) -> Result<Option<String>, ApiError> {
+    let wanted = match choice {
+        ToolChoice::None | ToolChoice::Auto => return Ok(None),
+        ToolChoice::Required => None,
+        ToolChoice::Named(name) => Some(name.as_str()),
+    };
+    let any = json!({ "type": "object" });
+    let functions = tools.iter().enumerate().filter_map(|(at, tool)| {
+        let function = tool.get("function")?;
+        // A function without parameters still has an object of them.
+        let says = |schema: &&Value| schema.as_object().is_some_and(|map| !map.is_empty());
+        let schema = function.get("parameters").filter(says).unwrap_or(&any);
+        Some((function.get("name")?.as_str()?, schema, format!("tools[{at}].function.parameters")))
+    });
+    let functions: Vec<_> = functions.filter(|(name, ..)| wanted.is_none_or(|wanted| wanted == *name)).collect();
+    if functions.is_empty() {
+        let name = wanted.unwrap_or_default();
+        return Err(ApiError::invalid("tool_choice", format!("tool_choice names {name:?}, which is not among the tools")));
+    }
+    let frame = format.frame().ok_or_else(|| {
+        ApiError::invalid("tool_choice", "this model writes calls in a way that can not be enforced; use auto")
+    })?;
+    schema::call(&functions, frame).map(Some)
 }
 
 /// What `tool_choice` asks for.
@@ -179,8 +202,6 @@ pub(super) fn tool_choice(fields: &Fields<'_>, has_tools: bool) -> Result<ToolCh
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn fields_of(body: &Value) -> Fields<'_> {

@@ -22,6 +22,7 @@ mod metrics;
 mod output;
 mod reasoning;
 mod respond;
+mod schema;
 mod shape;
 mod stop;
 mod template;

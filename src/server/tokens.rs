@@ -67,6 +67,7 @@ pub(super) async fn explain(State(app): State<Arc<App>>, request: Request) -> Re
     // The first token comes from the prefill worker, the second from the decode worker.
     ask.max_tokens = Some(2);
     ask.sampling.ignore_eos = true;
+    ask.sampling.grammar = None;
     let prompt = app.tokenize(text, true, true, "prompt").await?;
     let id = format!("explain-{:016x}", app.fresh());
     let mut choice = app.submit(&id, &[prompt], &ask, "prompt")?.remove(0);

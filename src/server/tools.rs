@@ -30,6 +30,17 @@ impl CallFormat {
         }
     }
 
+    /// What stands around one call and names its arguments, for a grammar that makes a model call; none where such a call
+    /// is not JSON.
+    pub fn frame(self) -> Option<[&'static str; 3]> {
+        match self {
+            Self::Tagged => Some(["<tool_call>\n", "arguments", "\n</tool_call>"]),
+            Self::Mistral => Some(["[TOOL_CALLS][", "arguments", "]"]),
+            Self::Bare => Some(["", "parameters", ""]),
+            Self::Xml => None,
+        }
+    }
+
     fn borders(self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Tagged | Self::Xml => ("<tool_call>", Some("</tool_call>")),
