@@ -61,7 +61,10 @@ fn a_stop_string_ends_the_text_and_no_part_of_it_is_seen() {
         let want = &text[..text.find(&stop).unwrap()];
         let body = json!({"prompt": "stop here", "seed": 3, "max_tokens": 60, "stop": [stop, "never there"]});
         let reply = world.post("/v1/completions", &body).json();
-        assert_eq!((&reply["choices"][0]["text"], &reply["choices"][0]["finish_reason"]), (&json!(want), &json!("stop")));
+        assert_eq!(
+            (&reply["choices"][0]["text"], &reply["choices"][0]["finish_reason"]),
+            (&json!(want), &json!("stop"))
+        );
         let mut body = body;
         body["stream"] = true.into();
         assert_eq!(world.post("/v1/completions", &body).streamed(0), want);
@@ -78,7 +81,10 @@ fn every_prompt_and_every_n_is_a_choice_with_a_seed_of_its_own() {
     let mut completion_tokens = 0;
     for (index, (prompt, seed)) in want.into_iter().enumerate() {
         let (text, n, _) = says(prompt, seed, 9);
-        assert_eq!((&reply["choices"][index]["index"], &reply["choices"][index]["text"]), (&json!(index), &json!(text)));
+        assert_eq!(
+            (&reply["choices"][index]["index"], &reply["choices"][index]["text"]),
+            (&json!(index), &json!(text))
+        );
         completion_tokens += n;
     }
     assert_eq!(reply["usage"]["prompt_tokens"], 6);
@@ -99,6 +105,7 @@ fn a_chat_goes_through_the_template() {
     let (text, _, _) = says(prompt, 4, 30);
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "seed": 4, "max_tokens": 30});
     let reply = world.post("/v1/chat/completions", &body).json();
+    assert_eq!(reply["error"], Value::Null);
     assert_eq!(reply["choices"][0]["message"], json!({"role": "assistant", "content": text}));
     assert_eq!(reply["object"], "chat.completion");
     body["stream"] = true.into();
@@ -132,7 +139,8 @@ fn the_server_says_what_it_is_doing() {
     let explained = world.post("/v1/eldr/explain", &json!({"prompt": "where"})).json();
     assert_eq!(explained["choices"][0]["route"]["worker"], 0, "{explained}");
     let metrics = world.get("/metrics").body;
-    for name in ["eldr_requests_total{", "eldr_ttft_seconds_bucket{", "llamacpp:requests_processing ", "eldr_kv_used_ratio{"]
+    for name in
+        ["eldr_requests_total{", "eldr_ttft_seconds_bucket{", "llamacpp:requests_processing ", "eldr_kv_used_ratio{"]
     {
         assert!(metrics.contains(name), "{name} in {metrics}");
     }
@@ -227,8 +235,12 @@ fn a_client_that_leaves_frees_its_place() {
     // Both are cancelled while their prompts are still stuck; nothing is left once the worker goes on.
     world.gate.open();
     assert!(world.wait_idle());
-    let outcomes: Vec<Value> =
-        world.get("/v1/eldr/workers").json()["recent"].as_array().unwrap().iter().map(|e| e["outcome"].clone()).collect();
+    let outcomes: Vec<Value> = world.get("/v1/eldr/workers").json()["recent"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["outcome"].clone())
+        .collect();
     assert_eq!(outcomes, ["cancelled", "cancelled"]);
     assert_eq!(world.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).status, 200);
 }

@@ -116,7 +116,16 @@ impl ServeArgs {
         if is_open {
             note("everyone who can reach this address can use the server: give it an --api-key");
         }
-        let server = Server::new(engine.clone(), card, server_config)?;
+        let mut server = Server::new(engine.clone(), card, server_config)?;
+        if let Some(path) = config.calibration.clone() {
+            let (engine, loaded, config) = (engine.clone(), loaded.clone(), config.clone());
+            server = server.on_reload(move || {
+                let calibration = loaded.calibration(&config).map_err(|error| error.to_string())?;
+                let calibration = calibration.ok_or("there is no calibration to read again")?;
+                engine.set_calibration(calibration).map_err(|error| error.to_string())?;
+                Ok(format!("requests are routed by {} as it is now", path.display()))
+            });
+        }
         if self.check {
             output.line(&format!("would serve {about}"))?;
             output.json(&document)?;

@@ -151,6 +151,12 @@ impl Engine {
         self.0.shared.stats()
     }
 
+    /// Routes the requests to come by another calibration, which must be for the same model, workers and layers. The
+    /// band keeps its width.
+    pub fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
+        self.0.shared.set_calibration(calibration)
+    }
+
     /// The moment the times of stream events are counted from.
     pub fn started(&self) -> Instant {
         self.0.shared.started()

@@ -1,4 +1,8 @@
-use crate::{engine::Tokenizer, llama::{Model, Sampler}, types::Token};
+use crate::{
+    engine::Tokenizer,
+    llama::{Model, Sampler},
+    types::Token,
+};
 
 /// The vocabulary of a loaded model.
 pub struct ModelTokenizer {

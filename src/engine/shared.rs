@@ -8,6 +8,7 @@ use crossbeam::channel::Sender;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    calibrate::Calibration,
     engine::{EngineError, refit::Refit, stream::RawEvent},
     refit::{FitResult, RefitStats},
     route::WorkerView,
@@ -241,6 +242,15 @@ impl Shared {
             dispatch: state.dispatcher.stats(),
             refit: state.refit.as_ref().map(Refit::stats),
         }
+    }
+
+    pub(super) fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        if state.refit.is_some() {
+            let why = "the centroids follow the traffic (--refit), so no file may replace them; restart without it";
+            return Err(EngineError::Calibration(why.to_owned()));
+        }
+        state.dispatcher.set_calibration(calibration).map_err(EngineError::Calibration)
     }
 
     pub(super) fn started(&self) -> Instant {

@@ -31,7 +31,8 @@ impl Grammar {
         check(text).map_err(failed)?;
         let nul = |_| failed("the grammar holds a NUL byte; write it as \\x00".to_owned());
         let grammar = CString::new(text).map_err(nul)?;
-        let steps = guard::eldr_guard_sampling { grammar: grammar.as_ptr(), grammar_root: c"root".as_ptr(), ..no_steps() };
+        let steps =
+            guard::eldr_guard_sampling { grammar: grammar.as_ptr(), grammar_root: c"root".as_ptr(), ..no_steps() };
         let chain = Chain::new(model, &steps)?;
         let wrong = "the grammar is not GBNF with a rule `root`, or it is left-recursive; llama.cpp's log says where";
         Ok(Self { chain: chain.ok_or_else(|| failed(wrong.to_owned()))? })

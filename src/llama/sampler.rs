@@ -220,7 +220,10 @@ fn check(params: &SamplingParams) -> Result<(), LlamaError> {
         ),
         (!params.penalty_freq.is_finite(), "penalty_freq is not a number"),
         (!params.penalty_present.is_finite(), "penalty_present is not a number"),
-        (params.logit_bias.iter().any(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY), "a logit's bias is not a number"),
+        (
+            params.logit_bias.iter().any(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY),
+            "a logit's bias is not a number",
+        ),
         (params.grammar.is_some() && params.ignore_eos, "a grammar ends the text: it can not go on past its end"),
     ];
     match problem.into_iter().find(|(is_wrong, _)| *is_wrong) {

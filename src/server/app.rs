@@ -7,6 +7,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use tokio::sync::watch;
+
 use crate::{
     engine::{Engine, Tokenizer},
     rng::mix,
@@ -14,8 +16,8 @@ use crate::{
 };
 
 use super::{
-    ServerError, auth::Keys, config::ModelCard, config::ServerConfig, error::ApiError, journal::Journal, ledger::Ledger,
-    metrics::Metrics, template::ChatTemplate,
+    ServerError, auth::Keys, config::ModelCard, config::ServerConfig, error::ApiError, journal::Journal,
+    ledger::Ledger, metrics::Metrics, template::ChatTemplate,
 };
 
 /// What all handlers share.
@@ -32,6 +34,8 @@ pub(super) struct App {
     pub created: u64,
     /// Bytes of the longest token: what tells that a text can not fit before it is cut into tokens.
     max_piece: usize,
+    /// True once what is still running is cut short.
+    cut: watch::Sender<bool>,
     /// False from the moment of a shutdown on.
     accepting: AtomicBool,
     seeds: AtomicU64,
@@ -53,6 +57,7 @@ impl App {
             journal,
             created: now(),
             max_piece,
+            cut: watch::Sender::new(false),
             accepting: AtomicBool::new(true),
             // Names and default seeds must differ from one start to the next.
             seeds: AtomicU64::new(RandomState::new().hash_one(0)),
@@ -72,6 +77,16 @@ impl App {
 
     pub fn stop_accepting(&self) {
         self.accepting.store(false, Ordering::Relaxed);
+    }
+
+    /// Ends what is still running with an error.
+    pub fn cut_short(&self) {
+        self.cut.send_replace(true);
+    }
+
+    /// Tells when that has happened.
+    pub fn cuts(&self) -> watch::Receiver<bool> {
+        self.cut.subscribe()
     }
 
     /// A number no other call gives.

@@ -101,13 +101,19 @@ fn constrained(fields: &Fields<'_>, mut sampling: SamplingParams) -> Result<Samp
     for (name, grammar) in [("response_format", response_format(fields)?), ("json_schema", bare_schema(fields)?)] {
         let Some(grammar) = grammar else { continue };
         if let Some(other) = asked {
-            return Err(ApiError::invalid(name, format!("{name} and {other} both say what the text must be; give one")));
+            return Err(ApiError::invalid(
+                name,
+                format!("{name} and {other} both say what the text must be; give one"),
+            ));
         }
         asked = Some(name);
         sampling.grammar = Some(grammar.into());
     }
     if sampling.grammar.is_some() && sampling.ignore_eos {
-        return Err(ApiError::invalid("ignore_eos", "ignore_eos goes on past the end that a grammar puts; leave one out"));
+        return Err(ApiError::invalid(
+            "ignore_eos",
+            "ignore_eos goes on past the end that a grammar puts; leave one out",
+        ));
     }
     Ok(sampling)
 }
@@ -151,7 +157,8 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         return Err(ApiError::invalid(&path, format!("{path} has {n} strings; {MAX_STOPS} are allowed")));
     }
     let texts = stops.into_iter().enumerate().map(|(index, stop)| {
-        let path = if fields.get("stop").is_some_and(Value::is_array) { format!("{path}[{index}]") } else { path.clone() };
+        let path =
+            if fields.get("stop").is_some_and(Value::is_array) { format!("{path}[{index}]") } else { path.clone() };
         let text = stop.as_str().ok_or_else(|| wrong_kind(&path, "a string", stop))?;
         if text.len() > MAX_STOP_BYTES {
             return Err(ApiError::invalid(&path, format!("{path} is longer than {MAX_STOP_BYTES} bytes")));
@@ -187,7 +194,9 @@ fn logit_bias(fields: &Fields<'_>) -> Result<Vec<(Token, f32)>, ApiError> {
                 (path, token, index)
             };
             let read: Vec<_> = list.iter().enumerate().map(read).collect();
-            read.into_iter().map(|(path, token, index)| (path, token, list[index].get(1).unwrap_or(&Value::Null))).collect()
+            read.into_iter()
+                .map(|(path, token, index)| (path, token, list[index].get(1).unwrap_or(&Value::Null)))
+                .collect()
         }
         Some(other) => return Err(wrong_kind(&path, "an object", other)),
     };

@@ -34,7 +34,8 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let shape = Shape { kind: Kind::Chat, id, created: now(), model: app.card.id.clone() };
     let mut choices = app.submit(&shape.id, &[tokens], &chat.ask, "messages")?;
     log_text(&app, &mut choices, chat.messages.as_ref());
-    let outputs = (0..choices.len()).map(|index| chat.output(app.template.source(), index == 0)).collect();
+    let outputs =
+        (0..choices.len()).map(|index| chat.output(app.template.source(), index == 0).of(&shape.id, index)).collect();
     let answer = Answer::new(&app, shape, choices, outputs, chat.ask.explain);
     if chat.ask.stream { Ok(answer.stream(chat.ask.include_usage)) } else { answer.whole().await }
 }
@@ -61,7 +62,10 @@ impl Chat {
         let format = CallFormat::of_template(app.template.source());
         if let Some(grammar) = messages::forced_call(tools, &choice, format)? {
             if ask.sampling.grammar.is_some() {
-                return Err(ApiError::invalid("tool_choice", "tool_choice and a grammar both say what the text must be"));
+                return Err(ApiError::invalid(
+                    "tool_choice",
+                    "tool_choice and a grammar both say what the text must be",
+                ));
             }
             ask.sampling.grammar = Some(grammar.into());
         }
@@ -84,6 +88,10 @@ impl Chat {
 
     /// How the text of a choice is to be read.
     fn output(&self, template: &str, opens_prompt: bool) -> Output {
+        if self.ask.sampling.grammar.is_some() {
+            // A grammar leaves no room for thinking or channels, only for the call it may be of.
+            return Output::tagged(None, self.calls.map(ToolParser::new), opens_prompt);
+        }
         if template.contains("<|channel|>") && (self.splits_reasoning || self.calls.is_some()) {
             return Output::harmony(opens_prompt);
         }

@@ -1,7 +1,10 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     engine::{StreamEvent, TokenStream},
@@ -20,6 +23,8 @@ pub(super) struct Choice {
     ready: VecDeque<Piece>,
     /// When the first token must be there, until it is.
     first_by: Option<Instant>,
+    /// Tells when the server cuts it short.
+    cut: watch::Receiver<bool>,
     ticket: Ticket,
 }
 
@@ -130,6 +135,7 @@ impl App {
             held: Vec::new(),
             ready: VecDeque::new(),
             first_by: self.config.queue_timeout.map(|time| Instant::now() + time),
+            cut: self.cuts(),
             ticket: Ticket { app: Arc::clone(self), entry, prompt: None, text: None, is_open: true },
         })
     }
@@ -154,31 +160,32 @@ impl Choice {
                 return Some(piece);
             }
             let stream = self.stream.as_mut()?;
-            let event = match self.first_by {
-                None => stream.next_async().await,
-                Some(by) => match timeout_at(by, stream.next_async()).await {
-                    Ok(event) => event,
-                    Err(_) => Some(self.gave_up()),
-                },
+            let first_by = self.first_by;
+            let too_late = async {
+                match first_by {
+                    Some(by) => sleep_until(by).await,
+                    None => std::future::pending().await,
+                }
             };
-            match event {
-                Some(event) => self.take(event),
-                None => self.stream = None,
+            let cut = &mut self.cut;
+            let cut = async { drop(cut.wait_for(|is_cut| *is_cut).await) };
+            tokio::select! {
+                biased;
+                event = stream.next_async() => match event {
+                    Some(event) => self.take(event),
+                    None => self.stream = None,
+                },
+                () = cut => self.end(Piece::Failed(ApiError::draining()), "shutdown"),
+                () = too_late => {
+                    let why = "no token came within the time a request may wait; try again later";
+                    let error = ApiError::unavailable("queue_timeout", why, self.ticket.app.retry_after());
+                    self.end(Piece::Failed(error), "queue_timeout");
+                }
             }
         }
     }
 
-    fn gave_up(&mut self) -> StreamEvent {
-        let why = "no token came within the time a request may wait; try again later";
-        let error = ApiError::unavailable("queue_timeout", why, self.ticket.app.retry_after());
-        self.end(Piece::Failed(error), "queue_timeout");
-        StreamEvent::Failed(String::new())
-    }
-
     fn take(&mut self, event: StreamEvent) {
-        if self.stream.is_none() {
-            return;
-        }
         match event {
             StreamEvent::Routed { decision, .. } => {
                 self.ticket.app.metrics.routed(&decision);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::types::Token;
 
 use super::{
-    app::{App, blocking, now},
+    app::{App, now},
     ask::{Ask, MAX_LOGPROBS},
     body,
     choice::Choice,
@@ -22,8 +22,7 @@ use super::{
 
 /// `POST /v1/completions`.
 pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let bytes = body::read(request).await?;
-    let body = blocking(move || body::parse(&bytes)).await??;
+    let body = body::json(request).await?;
     let fields = Fields::of(&body, "")?;
     let mut ask = Ask::read(&fields, app.fresh(), app.engine.policy_name(), app.config.max_choices)?;
     ask.sampling.n_logprobs = match fields.get("logprobs") {
@@ -59,7 +58,8 @@ pub(super) fn log_text(app: &App, choices: &mut [Choice], prompt: Option<&Value>
 
 /// A text, a list of texts, a list of tokens, or a list of such lists.
 async fn prompts(app: &Arc<App>, prompt: &Value) -> Result<Vec<Vec<Token>>, ApiError> {
-    let one = |value: &Value| value.is_string() || value.as_array().is_some_and(|list| list.iter().all(Value::is_number));
+    let one =
+        |value: &Value| value.is_string() || value.as_array().is_some_and(|list| list.iter().all(Value::is_number));
     if one(prompt) {
         return Ok(vec![tokens(app, prompt, "prompt").await?]);
     }

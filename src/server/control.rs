@@ -116,10 +116,7 @@ pub(super) struct Which {
 }
 
 /// `GET /v1/eldr/explain?id=..`: how an answer came to be where it was computed.
-pub(super) async fn explain(
-    State(app): State<Arc<App>>,
-    Query(which): Query<Which>,
-) -> Result<Json<Value>, ApiError> {
+pub(super) async fn explain(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Json<Value>, ApiError> {
     let Some(id) = which.id else {
         return Err(ApiError::invalid("id", "id is missing: give the id of an answer, or POST a prompt"));
     };

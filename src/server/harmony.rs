@@ -12,6 +12,8 @@ const MESSAGE: usize = 2;
 pub(super) struct Harmony {
     marks: StopFilter,
     state: State,
+    /// Whether the text has any mark; one without is the answer as it is.
+    is_marked: bool,
 }
 
 #[derive(Debug)]
@@ -20,12 +22,15 @@ enum State {
     Header(String),
     Reasoning,
     Content,
-    Call { name: String, arguments: String },
+    Call {
+        name: String,
+        arguments: String,
+    },
 }
 
 impl Harmony {
     pub fn new() -> Self {
-        Self { marks: marks(), state: State::Header(String::new()) }
+        Self { marks: marks(), state: State::Header(String::new()), is_marked: false }
     }
 
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
@@ -35,6 +40,7 @@ impl Harmony {
             let released = self.marks.push(&text);
             self.take(released.text, &mut deltas);
             let Some(mark) = released.hit else { return deltas };
+            self.is_marked = true;
             text = self.marks.finish();
             deltas.extend(self.pass(mark));
         }
@@ -74,7 +80,8 @@ impl Harmony {
 
     fn leave(&mut self) -> Option<Delta> {
         match std::mem::replace(&mut self.state, State::Header(String::new())) {
-            State::Call { name, arguments } => Some(Delta::Call(Call { index: 0, name, arguments })),
+            State::Call { name, arguments } => Some(Delta::Call(Call::new(name, arguments))),
+            State::Header(text) if !self.is_marked => Some(Delta::Content(text)),
             _ => None,
         }
     }
@@ -118,9 +125,12 @@ mod tests {
     #[test]
     fn channels_are_told_apart_however_the_text_is_cut() {
         for n in 1..50 {
-            let text = "<|channel|>analysis<|message|>Hm, 2 < 3.<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
+            let text =
+                "<|channel|>analysis<|message|>Hm, 2 < 3.<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
             assert_eq!(read(text, n), ("Hm, 2 < 3.".to_owned(), "Yes.".to_owned(), vec![]), "{n}");
-            let text = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\":\"Oslo\"}<|call|>";
+            let text =
+                "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\":\"Oslo\"}<|call|>";
+            assert_eq!(read("no marks", n), (String::new(), "no marks".to_owned(), vec![]), "{n}");
             let calls = vec![("weather".to_owned(), "{\"city\":\"Oslo\"}".to_owned())];
             assert_eq!(read(text, n), (String::new(), String::new(), calls), "{n}");
         }

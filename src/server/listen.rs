@@ -68,9 +68,7 @@ pub(super) async fn serve(app: &Arc<App>, router: Router, listener: TcpListener,
     if !in_time {
         let n = app.engine.stats().n_active;
         log::warn!("{n} requests did not end within the limit and are cut short");
-        let engine = app.engine.clone();
-        // Waits for the workers' steps under way, so not here.
-        tokio::task::spawn_blocking(move || engine.shutdown());
+        app.cut_short();
         tokio::select! {
             () = &mut ended => {}
             () = sleep(LAST_WORDS) => {}

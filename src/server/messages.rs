@@ -40,7 +40,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Jinja>, ApiError> {
     let messages = fields.list("messages")?.unwrap_or_default();
     if messages.is_empty() || messages.len() > MAX_MESSAGES {
         let n = messages.len();
-        return Err(ApiError::invalid("messages", format!("messages has {n} messages; 1 to {MAX_MESSAGES} are allowed")));
+        return Err(ApiError::invalid(
+            "messages",
+            format!("messages has {n} messages; 1 to {MAX_MESSAGES} are allowed"),
+        ));
     }
     messages.iter().enumerate().map(|(at, message)| read_message(message, &format!("messages[{at}]"))).collect()
 }
@@ -73,7 +76,7 @@ fn read_message(message: &Value, path: &str) -> Result<Jinja, ApiError> {
         let calls = calls.iter().enumerate().map(|(at, call)| read_call(call, &format!("{path}[{at}]")));
         read.insert("tool_calls".to_owned(), calls.collect::<Result<Vec<Jinja>, _>>()?.into());
     }
-    Ok(Jinja::from_iter(read))
+    Ok(Jinja::from_pairs(read))
 }
 
 /// A string, or a list of parts that are text.
@@ -93,7 +96,10 @@ fn content(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
                     }
                     _ => {
                         let path = part.path("type");
-                        return Err(ApiError::invalid(&path, format!("{path} must be text: this server reads nothing else")));
+                        return Err(ApiError::invalid(
+                            &path,
+                            format!("{path} must be text: this server reads nothing else"),
+                        ));
                     }
                 }
             }
@@ -110,17 +116,17 @@ fn read_call(call: &Value, path: &str) -> Result<Jinja, ApiError> {
     function.required("name")?;
     let name = function.text("name")?.unwrap_or_default();
     let arguments = match function.get("arguments") {
-        None => Jinja::from_iter(BTreeMap::<String, Jinja>::new()),
+        None => Jinja::from_pairs(BTreeMap::<String, Jinja>::new()),
         // What is no JSON is given to the template as the text it is.
         Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_else(|_| Jinja::from(text.as_str())),
         Some(object) => to_jinja(object),
     };
     let function = [("name".to_owned(), Jinja::from(name)), ("arguments".to_owned(), arguments)];
     let id = fields.text("id")?.unwrap_or_default();
-    Ok(Jinja::from_iter([
+    Ok(Jinja::from_pairs([
         ("id".to_owned(), Jinja::from(id)),
         ("type".to_owned(), Jinja::from("function")),
-        ("function".to_owned(), Jinja::from_iter(function)),
+        ("function".to_owned(), Jinja::from_pairs(function)),
     ]))
 }
 
@@ -148,7 +154,11 @@ pub(super) fn tools<'a>(fields: &Fields<'a>) -> Result<&'a [Value], ApiError> {
 }
 
 /// The grammar of one call of the functions that `choice` demands, if it demands any.
-pub(super) fn forced_call(tools: &[Value], choice: &ToolChoice, format: CallFormat) -> Result<Option<String>, ApiError> {
+pub(super) fn forced_call(
+    tools: &[Value],
+    choice: &ToolChoice,
+    format: CallFormat,
+) -> Result<Option<String>, ApiError> {
     let wanted = match choice {
         ToolChoice::None | ToolChoice::Auto => return Ok(None),
         ToolChoice::Required => None,
@@ -165,7 +175,10 @@ pub(super) fn forced_call(tools: &[Value], choice: &ToolChoice, format: CallForm
     let functions: Vec<_> = functions.filter(|(name, ..)| wanted.is_none_or(|wanted| wanted == *name)).collect();
     if functions.is_empty() {
         let name = wanted.unwrap_or_default();
-        return Err(ApiError::invalid("tool_choice", format!("tool_choice names {name:?}, which is not among the tools")));
+        return Err(ApiError::invalid(
+            "tool_choice",
+            format!("tool_choice names {name:?}, which is not among the tools"),
+        ));
     }
     let frame = format.frame().ok_or_else(|| {
         ApiError::invalid("tool_choice", "this model writes calls in a way that can not be enforced; use auto")
@@ -219,7 +232,8 @@ mod tests {
         assert_eq!(messages[0].get_attr("role").expect("a role").as_str(), Some("system"));
         assert_eq!(messages[0].get_attr("content").expect("content").as_str(), Some("be kind"));
         let call = messages[1].get_attr("tool_calls").and_then(|calls| calls.get_item_by_index(0)).expect("a call");
-        let arguments = call.get_attr("function").and_then(|function| function.get_attr("arguments")).expect("arguments");
+        let arguments =
+            call.get_attr("function").and_then(|function| function.get_attr("arguments")).expect("arguments");
         assert_eq!(arguments.get_attr("x").expect("x").as_i64(), Some(1));
     }
 
@@ -251,6 +265,8 @@ mod tests {
         assert_eq!(choice(json!("none"), true), Ok(ToolChoice::None));
         let named = json!({"type": "function", "function": {"name": "f"}});
         assert_eq!(choice(named.clone(), true), Ok(ToolChoice::Named("f".to_owned())));
-        assert!(choice(named, false).is_err() && choice(json!("maybe"), true).is_err() && choice(json!({}), true).is_err());
+        assert!(
+            choice(named, false).is_err() && choice(json!("maybe"), true).is_err() && choice(json!({}), true).is_err()
+        );
     }
 }

@@ -95,7 +95,11 @@ impl Metrics {
         r.register("llamacpp:prompt_tokens", "Prompt tokens processed", self.prompt_tokens.clone());
         r.register("llamacpp:tokens_predicted", "Tokens generated", self.output_tokens.clone());
         r.register("llamacpp:prompt_seconds", "Time to the first token, summed", self.prompt_seconds.clone());
-        r.register("llamacpp:tokens_predicted_seconds", "Time from first to last token, summed", self.output_seconds.clone());
+        r.register(
+            "llamacpp:tokens_predicted_seconds",
+            "Time from first to last token, summed",
+            self.output_seconds.clone(),
+        );
         self.registry = r;
         self
     }

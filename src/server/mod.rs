@@ -20,10 +20,12 @@ mod listen;
 mod messages;
 mod metrics;
 mod output;
+mod page;
 mod reasoning;
 mod respond;
 mod schema;
 mod shape;
+mod signals;
 mod stop;
 mod template;
 mod tokens;
@@ -42,6 +44,7 @@ use tokio::{net::TcpListener, runtime};
 use crate::engine::Engine;
 
 pub use config::{ModelCard, ServerConfig};
+use signals::Signals;
 
 /// Threads that answer, and those for work that takes long: tokenising, rendering templates.
 const N_THREADS: usize = 2;
@@ -78,17 +81,29 @@ pub enum Ended {
 #[derive(Clone)]
 pub struct Server {
     app: Arc<app::App>,
+    reload: Option<Reload>,
 }
+
+/// What is done at a SIGHUP: a sentence about what has changed, or why nothing has.
+type Reload = Arc<dyn Fn() -> Result<String, String> + Send + Sync>;
 
 impl Server {
     /// A server that does not listen yet.
     pub fn new(engine: Engine, card: ModelCard, config: ServerConfig) -> Result<Self, ServerError> {
-        Ok(Self { app: Arc::new(app::App::new(engine, card, config)?) })
+        Ok(Self { app: Arc::new(app::App::new(engine, card, config)?), reload: None })
+    }
+
+    /// Calls `reload` at every SIGHUP, on a thread that may block. Without one the signal does nothing.
+    #[must_use]
+    pub fn on_reload(mut self, reload: impl Fn() -> Result<String, String> + Send + Sync + 'static) -> Self {
+        self.reload = Some(Arc::new(reload));
+        self
     }
 
     /// Its paths, for a program that has an HTTP server of its own.
     pub fn router(&self) -> Router {
         Router::new()
+            .route("/", get(page::page))
             .route("/health", get(control::health))
             .route("/ready", get(control::ready))
             .route("/metrics", get(control::metrics))
@@ -100,7 +115,9 @@ impl Server {
             .route("/v1/eldr/explain", get(control::explain).post(tokens::explain))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
+            .route("/completions", post(completions::completions))
             .route("/v1/completions", post(completions::completions))
+            .route("/chat/completions", post(chat::chat))
             .route("/v1/chat/completions", post(chat::chat))
             .fallback(control::unknown_path)
             .method_not_allowed_fallback(control::wrong_method)
@@ -125,6 +142,7 @@ impl Server {
             let failed = |error| ServerError::Listen(address, error);
             let listener = TcpListener::bind(address).await.map_err(failed)?;
             let mut signals = Signals::new().map_err(ServerError::Threads)?;
+            signals::reload_on_hangup(self.reload.clone()).map_err(ServerError::Threads)?;
             listening(listener.local_addr().map_err(failed)?);
             let (first, mut again) = tokio::sync::oneshot::channel::<()>();
             let second = async move {
@@ -143,42 +161,5 @@ impl Server {
         });
         runtime.shutdown_background();
         ended
-    }
-}
-
-/// What asks the process to end.
-struct Signals {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn stop(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self {})
-    }
-
-    async fn stop(&mut self) {
-        // Where there is no such signal, the process is ended from outside.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
     }
 }

@@ -13,6 +13,8 @@ pub(super) enum Delta {
 /// A function the model wants called.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Call {
+    /// The name that its result is given back under; different for every call.
+    pub id: String,
     /// Its place among the calls of the answer.
     pub index: usize,
     pub name: String,
@@ -21,10 +23,15 @@ pub(super) struct Call {
 }
 
 impl Call {
+    /// A call that its answer will number.
+    pub fn new(name: impl Into<String>, arguments: String) -> Self {
+        Self { id: String::new(), index: 0, name: name.into(), arguments }
+    }
+
     /// In OpenAI's words; parts of a stream carry their index.
     pub fn to_json(&self, index: Option<usize>) -> Value {
         let mut call = json!({
-            "id": format!("call_{}", self.index), "type": "function",
+            "id": self.id, "type": "function",
             "function": { "name": self.name, "arguments": self.arguments },
         });
         if let Some(index) = index {
@@ -39,6 +46,8 @@ impl Call {
 pub(super) struct Output {
     reader: Reader,
     n_calls: usize,
+    /// What sets its calls' names apart from those of others.
+    name: String,
     /// The first choice of its prompt.
     pub opens_prompt: bool,
 }
@@ -53,17 +62,28 @@ enum Reader {
 impl Output {
     /// All of it is text.
     pub fn plain(opens_prompt: bool) -> Self {
-        Self { reader: Reader::Plain, n_calls: 0, opens_prompt }
+        Self::new(Reader::Plain, opens_prompt)
     }
 
     /// Reasoning and calls stand between tags.
     pub fn tagged(reasoning: Option<Reasoning>, tools: Option<ToolParser>, opens_prompt: bool) -> Self {
-        Self { reader: Reader::Tagged { reasoning, tools }, n_calls: 0, opens_prompt }
+        Self::new(Reader::Tagged { reasoning, tools }, opens_prompt)
     }
 
     /// Channels, as gpt-oss writes them.
     pub fn harmony(opens_prompt: bool) -> Self {
-        Self { reader: Reader::Harmony(Harmony::new()), n_calls: 0, opens_prompt }
+        Self::new(Reader::Harmony(Harmony::new()), opens_prompt)
+    }
+
+    fn new(reader: Reader, opens_prompt: bool) -> Self {
+        Self { reader, n_calls: 0, name: String::new(), opens_prompt }
+    }
+
+    /// Calls its calls after choice `index` of the answer `id`.
+    #[must_use]
+    pub fn of(mut self, id: &str, index: usize) -> Self {
+        self.name = format!("{}{index}", id.rsplit('-').next().unwrap_or(id));
+        self
     }
 
     /// What more text says, in order.
@@ -107,6 +127,7 @@ impl Output {
         for delta in &mut deltas {
             if let Delta::Call(call) = delta {
                 call.index = self.n_calls;
+                call.id = format!("call_{}_{}", self.name, self.n_calls);
                 self.n_calls += 1;
             }
         }

@@ -1,7 +1,8 @@
 use super::{output::Delta, stop::StopFilter};
 
 const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+/// The line breaks in front of the tag are not part of the thinking.
+const CLOSE: [&str; 3] = ["</think>", "\n</think>", "\n\n</think>"];
 
 /// Parts an answer from the thinking in front of it, which stands between `<think>` and `</think>`.
 #[derive(Debug)]
@@ -69,8 +70,7 @@ impl Reasoning {
                 *is_first &= text.is_empty();
                 let released = close.push(text);
                 let over = released.hit.is_some();
-                let thought = if over { released.text.trim_end_matches('\n').to_owned() } else { released.text };
-                deltas.push(Delta::Reasoning(thought));
+                deltas.push(Delta::Reasoning(released.text));
                 if !over {
                     return String::new();
                 }
@@ -95,7 +95,7 @@ impl Reasoning {
 
 impl State {
     fn thinking() -> Self {
-        Self::Thinking { close: StopFilter::new(vec![CLOSE.to_owned()]), is_first: true }
+        Self::Thinking { close: StopFilter::new(CLOSE.map(str::to_owned).to_vec()), is_first: true }
     }
 }
 

@@ -47,7 +47,8 @@ impl Answer {
         let entries = choices.iter().map(|choice| Arc::clone(choice.entry()));
         let readings = entries.zip(outputs).map(|(entry, output)| Reading { output, entry, n_chars: 0 }).collect();
         let streams = choices.into_iter().enumerate().map(|(index, choice)| {
-            let next = move |mut choice: Choice| async move { choice.next().await.map(|piece| ((index, piece), choice)) };
+            let next =
+                move |mut choice: Choice| async move { choice.next().await.map(|piece| ((index, piece), choice)) };
             stream::unfold(choice, next).boxed()
         });
         Self { app: Arc::clone(app), shape, pieces: stream::select_all(streams), choices: readings, explain }

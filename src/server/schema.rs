@@ -12,8 +12,20 @@ const MAX_COUNT: u64 = 1000;
 
 /// What says nothing about which texts are valid.
 const ANNOTATIONS: [&str; 14] = [
-    "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated",
-    "readOnly", "writeOnly", "format", "strict",
+    "$schema",
+    "$id",
+    "$comment",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "format",
+    "strict",
 ];
 
 /// JSON's own rules. White space is short, so that no model loses itself in it; numbers are those a double holds.
@@ -115,7 +127,11 @@ impl<'a> Writer<'a> {
         if self.n_bytes > MAX_BYTES {
             return Err(self.too_large());
         }
-        if at == self.rules.len() { self.rules.push(rule) } else { self.rules[at] = rule }
+        if at == self.rules.len() {
+            self.rules.push(rule)
+        } else {
+            self.rules[at] = rule
+        }
         Ok(())
     }
 
@@ -171,7 +187,14 @@ impl<'a> Writer<'a> {
             Some(other) => return Err(wrong_kind(&format!("{path}.type"), "a string", other)),
         };
         only(&[
-            "type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "minLength",
+            "type",
+            "properties",
+            "required",
+            "additionalProperties",
+            "items",
+            "minItems",
+            "maxItems",
+            "minLength",
             "maxLength",
         ])?;
         let parts: Vec<String> =
@@ -219,7 +242,8 @@ impl<'a> Writer<'a> {
             Some(Value::Object(properties)) => properties,
             Some(other) => return Err(wrong_kind(&format!("{path}.properties"), "an object", other)),
         };
-        let required: Vec<&str> = map.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        let required: Vec<&str> =
+            map.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
         if let Some(name) = required.iter().find(|name| !properties.contains_key(**name)) {
             let path = format!("{path}.required");
             return Err(ApiError::invalid(&path, format!("{path} names {name:?}, which is not among the properties")));
@@ -344,12 +368,18 @@ mod tests {
     fn schemas_become_rules() {
         assert_eq!(rules(&json!({"type": "integer", "title": "x"})), "root ::= integer\n");
         assert_eq!(rules(&json!({})), "root ::= value\n");
-        assert_eq!(rules(&json!({"enum": ["a\"b", 1, null]})), "root ::= r0\nr0 ::= \"\\\"a\\\\\\\"b\\\"\" | \"1\" | \"null\"\n");
+        assert_eq!(
+            rules(&json!({"enum": ["a\"b", 1, null]})),
+            "root ::= r0\nr0 ::= \"\\\"a\\\\\\\"b\\\"\" | \"1\" | \"null\"\n"
+        );
         assert_eq!(
             rules(&json!({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3})),
             "root ::= r0\nr0 ::= \"[\" ws boolean (ws \",\" ws boolean){0,2} ws \"]\"\n"
         );
-        assert_eq!(rules(&json!({"type": "string", "maxLength": 4})), "root ::= r0\nr0 ::= \"\\\"\" char{0,4} \"\\\"\"\n");
+        assert_eq!(
+            rules(&json!({"type": "string", "maxLength": 4})),
+            "root ::= r0\nr0 ::= \"\\\"\" char{0,4} \"\\\"\"\n"
+        );
         assert_eq!(rules(&json!({"type": ["string", "null"]})), "root ::= r0\nr0 ::= string | null\n");
     }
 

@@ -38,7 +38,9 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", |format: String| strftime(&format, super::app::now()));
         environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, source.clone()).map_err(|error| ServerError::Template(sentence(&error)))?;
+        environment
+            .add_template_owned(NAME, source.clone())
+            .map_err(|error| ServerError::Template(sentence(&error)))?;
         Ok(Self { environment, source, bos: card.bos.clone(), eos: card.eos.clone() })
     }
 
@@ -62,7 +64,7 @@ impl ChatTemplate {
         context.insert("bos_token".to_owned(), Jinja::from(self.bos.as_str()));
         context.insert("eos_token".to_owned(), Jinja::from(self.eos.as_str()));
         let template = self.environment.get_template(NAME).map_err(|error| ApiError::failed(sentence(&error)))?;
-        let prompt = template.render(Jinja::from_iter(context)).map_err(|error| {
+        let prompt = template.render(Jinja::from_pairs(context)).map_err(|error| {
             ApiError::invalid("messages", format!("the model's chat template refuses them: {}", sentence(&error)))
         })?;
         let starts_twice = !self.bos.is_empty() && prompt.starts_with(&self.bos);
@@ -118,7 +120,17 @@ impl Formatter for Spaced {
 /// The day and time of `seconds` since 1970, UTC, by the conversions that chat templates use.
 fn strftime(format: &str, seconds: u64) -> String {
     const MONTHS: [&str; 12] = [
-        "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
         "December",
     ];
     const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
@@ -212,7 +224,10 @@ mod tests {
 
     #[test]
     fn days_have_dates() {
-        assert_eq!(strftime("%d %b %Y %B %A %H:%M:%S %% %q", 951_827_696), "29 Feb 2000 February Tuesday 12:34:56 % %q");
+        assert_eq!(
+            strftime("%d %b %Y %B %A %H:%M:%S %% %q", 951_827_696),
+            "29 Feb 2000 February Tuesday 12:34:56 % %q"
+        );
         assert_eq!(strftime("%Y-%m-%d %a", 1_798_675_200), "2026-12-31 Thu");
         assert_eq!(strftime("%Y-%m-%d", 0), "1970-01-01");
     }

@@ -19,7 +19,7 @@ use super::{
 
 /// `POST /tokenize`.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::parse(&body::read(request).await?)?;
+    let body = body::json(request).await?;
     let fields = Fields::of(&body, "")?;
     fields.required("content")?;
     let text = fields.text("content")?.unwrap_or_default().to_owned();
@@ -43,7 +43,7 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 
 /// `POST /detokenize`.
 pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::parse(&body::read(request).await?)?;
+    let body = body::json(request).await?;
     let fields = Fields::of(&body, "")?;
     fields.required("tokens")?;
     let n_vocab = u64::from(app.tokenizer().n_tokens());
@@ -59,7 +59,7 @@ pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
 ///
 /// It is prefilled and routed like any other request, and decodes one token, so that the answer is what would happen.
 pub(super) async fn explain(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = body::parse(&body::read(request).await?)?;
+    let body = body::json(request).await?;
     let fields = Fields::of(&body, "")?;
     fields.required("prompt")?;
     let text = fields.text("prompt")?.unwrap_or_default().to_owned();

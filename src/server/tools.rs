@@ -185,7 +185,7 @@ fn json_calls(value: &Value) -> Option<Vec<Call>> {
 }
 
 fn json_call(value: &Value) -> Option<Call> {
-    let name = value.get("name")?.as_str()?.to_owned();
+    let name = value.get("name")?.as_str()?;
     let arguments = value.get("arguments").or_else(|| value.get("parameters"));
     let arguments = match arguments {
         None => "{}".to_owned(),
@@ -193,7 +193,7 @@ fn json_call(value: &Value) -> Option<Call> {
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
-    Some(Call { index: 0, name, arguments })
+    Some(Call::new(name, arguments))
 }
 
 /// `<function=name><parameter=key>value</parameter>..</function>`; a value that is JSON is taken as such.
@@ -209,7 +209,7 @@ fn xml_call(body: &str) -> Option<Call> {
         arguments.insert(key.trim().to_owned(), parsed);
         rest = behind;
     }
-    Some(Call { index: 0, name: name.trim().to_owned(), arguments: Value::Object(arguments).to_string() })
+    Some(Call::new(name.trim(), Value::Object(arguments).to_string()))
 }
 
 /// `name[ARGS]{..}`, several of them parted by the opening word.
@@ -217,7 +217,7 @@ fn named_calls(body: &str) -> Option<Vec<Call>> {
     let calls = body.split("[TOOL_CALLS]").map(|call| {
         let (name, arguments) = call.split_once("[ARGS]").or_else(|| Some(call.split_at(call.find('{')?)))?;
         let arguments = parse_json(arguments)?.to_string();
-        Some(Call { index: 0, name: name.trim().to_owned(), arguments })
+        Some(Call::new(name.trim(), arguments))
     });
     calls.collect()
 }

@@ -71,7 +71,11 @@ fn what_is_no_request_is_refused() {
     assert_eq!(world.get("/v1/completions").status, 405);
     assert_eq!(world.get("/v1/eldr/explain?id=cmpl-no").status, 404);
     assert_eq!(world.get("/v1/eldr/explain").status, 400);
-    let small = World::with(ServerConfig { max_body: 1000, ..ServerConfig::default() }, DispatchLimits::default(), ModelCard::default());
+    let small = World::with(
+        ServerConfig { max_body: 1000, ..ServerConfig::default() },
+        DispatchLimits::default(),
+        ModelCard::default(),
+    );
     let large = json!({"prompt": "x".repeat(2000)}).to_string();
     let refused = Reply::read(small.send("POST", "/v1/completions", &large, &[]));
     assert_eq!((refused.status, refused.json()["error"]["type"].is_string()), (413, true));
@@ -80,8 +84,26 @@ fn what_is_no_request_is_refused() {
 /// One field of a sound request is replaced by, or gets, something else.
 fn spoil(rng: &mut Rng, body: &mut Value) {
     const FIELDS: [&str; 20] = [
-        "prompt", "messages", "n", "stream", "max_tokens", "stop", "temperature", "top_p", "top_k", "seed", "logprobs",
-        "logit_bias", "tools", "tool_choice", "stream_options", "eldr", "grammar", "response_format", "user", "min_p",
+        "prompt",
+        "messages",
+        "n",
+        "stream",
+        "max_tokens",
+        "stop",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "logprobs",
+        "logit_bias",
+        "tools",
+        "tool_choice",
+        "stream_options",
+        "eldr",
+        "grammar",
+        "response_format",
+        "user",
+        "min_p",
     ];
     let value = match rng.below(12) {
         0 => json!(null),
