@@ -177,8 +177,6 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn render(template: &str, messages: &str, tools: &str) -> Result<String, ApiError> {
