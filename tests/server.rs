@@ -149,6 +149,22 @@ fn the_server_says_what_it_is_doing() {
 }
 
 #[test]
+fn a_drained_worker_gets_nothing_until_it_is_resumed() {
+    let world = World::start();
+    let drained = world.post("/v1/eldr/workers/0/drain", &json!({})).json();
+    assert_eq!(drained["workers"][0]["healthy"], false, "{drained}");
+    for seed in 0..4 {
+        let body = json!({"prompt": "x", "seed": seed, "max_tokens": 5, "ignore_eos": true, "eldr": {"explain": true}});
+        assert_eq!(world.post("/v1/completions", &body).json()["eldr"][0]["worker"], 1);
+    }
+    let resumed = world.post("/v1/eldr/workers/0/resume", &json!({})).json();
+    assert_eq!(resumed["workers"][0]["healthy"], true, "{resumed}");
+    assert_eq!(world.post("/v1/eldr/workers/9/drain", &json!({})).status, 400);
+    assert_eq!(world.post("/v1/eldr/workers/one/drain", &json!({})).status, 400);
+    assert_eq!(world.get("/v1/eldr/workers/0/drain").status, 405);
+}
+
+#[test]
 fn keys_keep_out_who_has_none() {
     let config = ServerConfig { api_keys: vec!["right".to_owned(), "also".to_owned()], ..ServerConfig::default() };
     let world = World::with(config, DispatchLimits::default(), ModelCard::default());

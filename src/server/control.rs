@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Query, State},
+    extract::{Path, Query, State},
     http::{
         HeaderMap, StatusCode,
         header::{ACCEPT, CONTENT_TYPE},
@@ -11,6 +11,8 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use crate::types::WorkerId;
 
 use super::{app::App, error::ApiError};
 
@@ -85,13 +87,13 @@ pub(super) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
 pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     let stats = app.engine.stats();
     let live = app.ledger.live();
-    let workers = stats.workers.iter().map(|worker| {
+    let workers = stats.workers.iter().zip(&stats.lost).map(|(worker, lost)| {
         let here = || live.iter().filter(|entry| entry.worker() == Some(worker.id));
         let similarities: Vec<f32> =
             here().filter_map(|entry| entry.decision()).filter_map(|decision| decision.similarity).collect();
         let mean = similarities.iter().sum::<f32>() / similarities.len() as f32;
         json!({
-            "id": worker.id, "n_slots": worker.n_slots, "n_inflight": worker.n_inflight, "healthy": worker.healthy,
+            "id": worker.id, "n_slots": worker.n_slots, "n_inflight": worker.n_inflight, "healthy": worker.healthy, "lost": lost,
             "n_tokens": here().map(|entry| entry.prompt_tokens + entry.n_generated()).sum::<u32>(),
             "n_ctx_slot": app.engine.n_ctx_slot(),
             "mean_similarity": (!similarities.is_empty()).then_some(mean),
@@ -108,6 +110,25 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
         "workers": workers.collect::<Vec<_>>(),
         "recent": recent,
     }))
+}
+
+/// `POST /v1/eldr/workers/{id}/drain`: the decode worker finishes what it has and gets nothing more.
+pub(super) async fn drain(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    let worker = worker_id(&id)?;
+    app.engine.drain_decode(worker).map_err(|error| ApiError::invalid("id", error.to_string()))?;
+    Ok(workers(State(app)).await)
+}
+
+/// `POST /v1/eldr/workers/{id}/resume`: a drained decode worker gets requests again.
+pub(super) async fn resume(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    let worker = worker_id(&id)?;
+    app.engine.resume_decode(worker).map_err(|error| ApiError::invalid("id", error.to_string()))?;
+    Ok(workers(State(app)).await)
+}
+
+fn worker_id(id: &str) -> Result<WorkerId, ApiError> {
+    let number = id.parse().map_err(|_| ApiError::invalid("id", format!("{id:?} is not the number of a worker")));
+    number.map(WorkerId)
 }
 
 #[derive(Deserialize)]

@@ -112,6 +112,8 @@ impl Server {
             .route("/models", get(control::models))
             .route("/v1/models", get(control::models))
             .route("/v1/eldr/workers", get(control::workers))
+            .route("/v1/eldr/workers/{id}/drain", post(control::drain))
+            .route("/v1/eldr/workers/{id}/resume", post(control::resume))
             .route("/v1/eldr/explain", get(control::explain).post(tokens::explain))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
