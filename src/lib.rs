@@ -21,8 +21,8 @@
 //!
 //! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`kv`], [`trace`], [`calibrate`],
 //! [`refit`], [`route`], [`schedule`], [`sim`] and [`metrics`] decide, [`figures`] computes what a calibration's report
-//! shows, and none of them touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `bench`
-//! measures. Without the feature `llama` everything but `llama` and the loading of models is there, over any
+//! shows, and none of them touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `server`
+//! answers HTTP, and `bench` measures. Without the feature `llama` everything but `llama` and the loading of models is there, over any
 //! [`ModelRunner`](schedule::ModelRunner).
 //!
 //! ```no_run
@@ -58,6 +58,8 @@ pub mod refit;
 pub mod rng;
 pub mod route;
 pub mod schedule;
+#[cfg(feature = "server")]
+pub mod server;
 pub mod signature;
 pub mod sim;
 pub mod trace;

@@ -99,7 +99,7 @@ impl World {
                     self.running.remove(&id).unwrap();
                 }
                 WorkerEvent::Cache(change) => self.stats = change.stats,
-                WorkerEvent::Token { id, token } => {
+                WorkerEvent::Token { id, token, .. } => {
                     let prompt = &self.running[&id];
                     assert_eq!(token, MODEL.next(prompt, &SamplingParams::default()), "first token after {prompt:?}");
                 }

@@ -79,7 +79,7 @@ impl World {
             Source::Decode(WorkerId(index as u32))
         };
         for event in events {
-            if let WorkerEvent::Token { id, token } = event {
+            if let WorkerEvent::Token { id, token, .. } = event {
                 self.tokens.get_mut(&id).unwrap().push(token);
             }
             self.dispatcher.on_event(source, event, &mut self.commands);

@@ -135,7 +135,7 @@ impl<'a> VirtualRun<'a> {
                 Happening::StepDone(source, events) => {
                     self.worker_done(source);
                     for event in events {
-                        if let WorkerEvent::Token { id, token } = event {
+                        if let WorkerEvent::Token { id, token, .. } = event {
                             self.timeline.token(id, token, at);
                         }
                         self.dispatcher.on_event(source, event, &mut commands);

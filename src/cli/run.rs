@@ -109,6 +109,7 @@ impl SamplingArgs {
             penalty_last_n: self.repeat_last_n.unwrap_or(default.penalty_last_n),
             seed: self.seed.unwrap_or(default.seed),
             ignore_eos: self.ignore_eos.unwrap_or(default.ignore_eos),
+            ..default
         }
     }
 }

@@ -155,6 +155,11 @@ impl Engine {
         self.0.tokenizer.tokenize(text).map_err(EngineError::Request)
     }
 
+    /// Text to tokens and back.
+    pub fn tokenizer(&self) -> &Arc<dyn Tokenizer> {
+        &self.0.tokenizer
+    }
+
     /// Tokens a sequence may have, prompt and output together.
     pub fn n_ctx_slot(&self) -> u32 {
         self.0.terms.info.n_ctx_slot
@@ -204,6 +209,12 @@ impl Engine {
     /// What the engine is doing. Never waits for a worker.
     pub fn stats(&self) -> EngineStats {
         self.0.shared.stats()
+    }
+
+    /// Routes the requests to come by another calibration, which must be for the same model, workers and layers. The
+    /// band keeps its width.
+    pub fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
+        self.0.shared.set_calibration(calibration)
     }
 
     /// The moment the times of stream events are counted from.

@@ -5,7 +5,7 @@ use crate::{
     kv::ChunkCounts,
     llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
     schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
-    types::{SamplingParams, Slot, Token},
+    types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
 /// Which picks a runner reads from its context.
@@ -266,6 +266,10 @@ impl ModelRunner for LlamaRunner {
             next.push(token);
         }
         self.dismiss(companion)
+    }
+
+    fn take_logprobs(&mut self, slot: Slot) -> Option<Box<TokenLogprobs>> {
+        self.samplers[slot.index()].as_mut()?.take_logprobs()
     }
 
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {

@@ -105,6 +105,13 @@ impl LoadedModel {
         self.model().chat_template().map(str::to_owned)
     }
 
+    /// The texts of the tokens in front of a prompt and at the end of a text; empty where the vocabulary has none.
+    pub fn border_tokens(&self) -> (String, String) {
+        let model = self.model();
+        let text = |token: Option<Token>| token.and_then(|token| model.text(&[token]).ok()).unwrap_or_default();
+        (text(model.bos()), text(model.eos()))
+    }
+
     /// Messages (role, content) as a prompt that asks for the assistant's answer.
     pub fn chat(&self, messages: &[(&str, &str)]) -> Result<String, EngineError> {
         Ok(self.model().chat(messages, true)?)

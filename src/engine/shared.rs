@@ -8,6 +8,7 @@ use crossbeam::channel::Sender;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    calibrate::Calibration,
     engine::{EngineError, refit::Refit, stream::RawEvent},
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
@@ -127,9 +128,9 @@ impl Shared {
         }
         let now = self.started.elapsed();
         let mut state = self.state.lock();
-        for event in events.drain(..) {
-            if let WorkerEvent::Token { id, token } = event {
-                state.send(id, RawEvent::Token(token, now));
+        for mut event in events.drain(..) {
+            if let WorkerEvent::Token { id, token, logprobs } = &mut event {
+                state.send(*id, RawEvent::Token(*token, now, logprobs.take()));
             }
             if let WorkerEvent::Lost { error } = &event {
                 log::error!("{source:?} is lost, its requests go to other workers: {error}");
@@ -279,6 +280,15 @@ impl Shared {
             cache: state.dispatcher.cache_stats(),
             refit: state.refit.as_ref().map(Refit::stats),
         }
+    }
+
+    pub(super) fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        if state.refit.is_some() {
+            let why = "the centroids follow the traffic (--refit), so no file may replace them; restart without it";
+            return Err(EngineError::Calibration(why.to_owned()));
+        }
+        state.dispatcher.set_calibration(calibration).map_err(EngineError::Calibration)
     }
 
     pub(super) fn started(&self) -> Instant {

@@ -7,7 +7,7 @@ use crate::{
     engine::{Tokenizer, shared::Shared},
     route::Decision,
     schedule::Outcome,
-    types::{FinishReason, RequestId, Token, Usage},
+    types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
 /// What happens to a request, as its client sees it.
@@ -21,6 +21,8 @@ pub enum StreamEvent {
         text: String,
         /// When it was drawn, since the engine's start.
         at: Duration,
+        /// How likely it was, if the request asked.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// The decode worker was chosen. A request that is prefilled again is routed again.
     Routed {
@@ -45,7 +47,7 @@ pub enum StreamEvent {
 /// What the workers put into a stream.
 #[derive(Debug)]
 pub(super) enum RawEvent {
-    Token(Token, Duration),
+    Token(Token, Duration, Option<Box<TokenLogprobs>>),
     Routed(Box<Decision>, Duration),
     End(Outcome),
 }
@@ -127,9 +129,9 @@ impl TokenStream {
 
     fn translate(&mut self, event: Option<RawEvent>) -> StreamEvent {
         match event {
-            Some(RawEvent::Token(token, at)) => {
+            Some(RawEvent::Token(token, at, logprobs)) => {
                 let text = self.text.push(&self.tokenizer.piece(token));
-                StreamEvent::Token { token, text, at }
+                StreamEvent::Token { token, text, at, logprobs }
             }
             Some(RawEvent::Routed(decision, at)) => StreamEvent::Routed { decision, at },
             Some(RawEvent::End(Outcome::Finished(reason, usage))) => {

@@ -278,6 +278,27 @@ impl Dispatcher {
         self.policy.set_centroids(centroids)
     }
 
+    /// Makes signatures of requests to come by another calibration, and compares them with its centroids.
+    ///
+    /// The prefill workers count the layers of the old one, so the new one must have the same.
+    pub fn set_calibration(&mut self, calibration: Arc<Calibration>) -> Result<(), String> {
+        let Some(old) = &self.calibration else {
+            return Err(
+                "the workers were started without a calibration, so they count no experts; restart with one".into()
+            );
+        };
+        if old.layers != calibration.layers {
+            return Err(format!(
+                "the new calibration compares layers {:?} and the workers count {:?}; restart to use it",
+                calibration.layers, old.layers
+            ));
+        }
+        let centroids = Arc::new(calibration.centroids.clone());
+        self.policy.set_centroids(&centroids).map_err(|error| error.to_string())?;
+        self.calibration = Some(calibration);
+        Ok(())
+    }
+
     /// Requests accepted and not ended.
     pub fn n_active(&self) -> usize {
         self.records.len()

@@ -1,7 +1,7 @@
 use crate::{
     kv::BlockName,
     schedule::{CacheStats, Handoff, Job},
-    types::{FinishReason, RequestId, Token, Usage},
+    types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
 /// What a worker reports after a step, in order.
@@ -13,6 +13,8 @@ pub enum WorkerEvent {
         id: RequestId,
         /// Which.
         token: Token,
+        /// How likely it was, if the request asked.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// A prompt is done and can be handed to a decode worker.
     Prefilled(Handoff),

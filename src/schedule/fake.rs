@@ -162,7 +162,7 @@ impl ModelRunner for FakeRunner {
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, _generated: &[Token]) -> Result<(), RunError> {
         let place = &mut self.slots[slot.index()];
         assert!(place.sampling.is_none(), "slot {slot} is taken");
-        place.sampling = Some(*sampling);
+        place.sampling = Some(sampling.clone());
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl ModelRunner for FakeRunner {
                 }
             }
         }
-        Ok(last.then(|| model.next(&sequence.tokens, &sequence.sampling.expect("open"))))
+        Ok(last.then(|| model.next(&sequence.tokens, sequence.sampling.as_ref().expect("open"))))
     }
 
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
@@ -219,7 +219,7 @@ impl ModelRunner for FakeRunner {
             assert_eq!(sequence.tokens.len() as u32, item.pos, "position of slot {}", item.slot);
             assert!(item.pos < n_ctx_slot, "slot {} overflows", item.slot);
             sequence.tokens.push(item.token);
-            next.push(model.next(&sequence.tokens, &sequence.sampling.expect("open")));
+            next.push(model.next(&sequence.tokens, sequence.sampling.as_ref().expect("open")));
             for layer in 0..model.n_layer {
                 if model.n_expert > 0 {
                     picks.set(index, layer as usize, &model.picks(item.token, layer));

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use crate::{
     kv::ChunkCounts,
     schedule::{Handoff, Job, ModelRunner, PrefixCache, PrefixConfig, PrefixStore, RunError, RunnerInfo, WorkerEvent},
-    types::{FinishReason, RequestId, Slot, Token},
+    types::{FinishReason, RequestId, Slot, Token, TokenLogprobs},
 };
 
 /// Chunks a prompt may be passed over by shorter ones before it is next.
@@ -230,7 +230,8 @@ impl PrefillWorker {
     ) {
         let Open { job, n_done, .. } = self.open[index].as_mut().expect("planned");
         let n_tokens = *n_done;
-        let end = token.and_then(|token| draw(job, token, &self.eog, runner.info().n_ctx_slot, events));
+        let logprobs = logprobs(job, slot, runner);
+        let end = token.and_then(|token| draw(job, token, logprobs, &self.eog, runner.info().n_ctx_slot, events));
         if let Some(reason) = end {
             events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() });
             self.open[index] = None;
@@ -311,10 +312,16 @@ impl PrefillWorker {
 /// Why a lost worker gives a request back that reached it late.
 pub(super) const LOST: &str = "the worker is lost";
 
+/// How likely the last draw of a slot was, if its request asks.
+pub(super) fn logprobs(job: &Job, slot: Slot, runner: &mut dyn ModelRunner) -> Option<Box<TokenLogprobs>> {
+    job.request.sampling.n_logprobs.and_then(|_| runner.take_logprobs(slot))
+}
+
 /// Takes in a drawn token: streams it, or says why the request ends.
 pub(super) fn draw(
     job: &mut Job,
     token: Token,
+    logprobs: Option<Box<TokenLogprobs>>,
     eog: &[Token],
     n_ctx_slot: u32,
     events: &mut Vec<WorkerEvent>,
@@ -322,7 +329,7 @@ pub(super) fn draw(
     if !job.request.sampling.ignore_eos && eog.contains(&token) {
         return Some(FinishReason::Stop);
     }
-    events.push(WorkerEvent::Token { id: job.id, token });
+    events.push(WorkerEvent::Token { id: job.id, token, logprobs });
     job.generated.push(token);
     let full = job.generated.len() as u32 >= job.request.max_tokens || job.n_tokens() > n_ctx_slot;
     full.then_some(FinishReason::Length)

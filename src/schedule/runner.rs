@@ -3,7 +3,7 @@ use std::sync::Arc;
 use crate::{
     kv::{BlockName, ChunkCounts},
     schedule::StepPicks,
-    types::{SamplingParams, Slot, Token},
+    types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
 /// Runs one worker's forward passes: llama.cpp in the engine, scripted faults in tests.
@@ -33,6 +33,12 @@ pub trait ModelRunner: Send {
     /// the same order. The experts they picked go to `picks`, if the runner taps decode steps; otherwise it is left
     /// empty.
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError>;
+
+    /// How likely the token was that the slot drew last, if its sampling asks for that and the runner can tell.
+    fn take_logprobs(&mut self, slot: Slot) -> Option<Box<TokenLogprobs>> {
+        let _ = slot;
+        None
+    }
 
     /// Copies a sequence out of its slot.
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError>;
