@@ -47,6 +47,8 @@
 #[cfg(feature = "cli")]
 pub mod bench;
 pub mod calibrate;
+#[cfg(feature = "capi")]
+pub mod capi;
 pub mod engine;
 pub mod figures;
 #[cfg(feature = "llama")]
