@@ -17,6 +17,9 @@ pub(super) trait Growing: Copy {
     const NAME: &'static str;
     /// Its size in the first version that had it.
     const FIRST_SIZE: usize;
+    /// Holds when the program compiles.
+    const HAS_GROWN: () = assert!(Self::FIRST_SIZE <= size_of::<Self>(), "a struct never shrinks");
+
     /// Every field at its default, `size` included.
     fn defaults() -> Self;
 }
@@ -42,6 +45,7 @@ fn check_place<T>(at: *const T, what: &str) -> Result<(), Failure> {
 }
 
 fn check_size<T: Growing>(size: usize) -> Result<(), Failure> {
+    let () = T::HAS_GROWN;
     let known = size_of::<T>();
     if (T::FIRST_SIZE..=known).contains(&size) {
         return Ok(());

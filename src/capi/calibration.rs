@@ -45,7 +45,7 @@ pub struct CalibrationFacts {
 
 impl Growing for CalibrationFacts {
     const NAME: &'static str = "eldr_calibration_facts";
-    const FIRST_SIZE: usize = 56;
+    const FIRST_SIZE: usize = 48;
 
     fn defaults() -> Self {
         Self {

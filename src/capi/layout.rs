@@ -8,7 +8,6 @@ use super::{Status, failure::Failure};
 
 /// ggml's tensor; eldr knows nothing of it but what eldr_tensor_layout says.
 #[repr(C)]
-#[expect(non_camel_case_types, reason = "ggml's name")]
 pub struct ggml_tensor {
     _never_read: [u8; 0],
 }

@@ -4,7 +4,7 @@
 
 use std::{
     ffi::{c_char, c_void},
-    sync::Once,
+    sync::OnceLock,
 };
 
 use parking_lot::RwLock;
@@ -30,7 +30,8 @@ unsafe impl Send for Sink {}
 unsafe impl Sync for Sink {}
 
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
-static INSTALLED: Once = Once::new();
+/// Whether the process's logger is ours; asked once.
+static IS_OURS: OnceLock<bool> = OnceLock::new();
 
 struct ToHost;
 
@@ -78,9 +79,7 @@ pub extern "C" fn eldr_log_set(level: i32, callback: LogCallback, user: *mut c_v
                 return Err(Failure::new(Status::Argument, why));
             }
         };
-        let mut taken = false;
-        INSTALLED.call_once(|| taken = log::set_logger(&ToHost).is_err());
-        if taken {
+        if !IS_OURS.get_or_init(|| log::set_logger(&ToHost).is_ok()) {
             let why = "this process has a logger of Rust's `log` already; read eldr's lines there";
             return Err(Failure::new(Status::Unsupported, why));
         }
