@@ -156,6 +156,30 @@ typedef int32_t eldr_finish;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// Picks of what the host's KV cache holds.
+typedef struct eldr_cache eldr_cache;
+
+// A calibration: what turns counts into signatures, and one centroid a decode worker.
+typedef struct eldr_calibration eldr_calibration;
+
+// How often a prompt's tokens picked each expert.
+typedef struct eldr_counts eldr_counts;
+
+// A model served by several workers.
+typedef struct eldr_engine eldr_engine;
+
+// A request that was submitted.
+typedef struct eldr_request eldr_request;
+
+// A routing policy and the loads of the workers it chooses between.
+typedef struct eldr_router eldr_router;
+
+// The direction of a prompt's picks.
+typedef struct eldr_signature eldr_signature;
+
+// Reads picks from the host's own llama.cpp while it computes.
+typedef struct eldr_tap eldr_tap;
+
 // Gets one line: its level (1 error, 2 warning, 3 information, 4 detail, 5 trace) and its text, which lives for the
 // call. Called on any thread of eldr or of the host, on several at once; must call nothing of eldr.
 typedef void (*eldr_log_callback)(int32_t level, const char *text, void *user);
@@ -215,7 +239,7 @@ typedef struct eldr_tap_params {
   // sizeof(eldr_tap_params).
   size_t size;
   // Whose layers are read. Its handle may be freed afterwards.
-  const eldr_calibration *calibration;
+  const struct eldr_calibration *calibration;
   // Where the fields of the host's tensors are.
   struct eldr_tensor_layout layout;
   // ggml_get_name of the host's ggml.
@@ -233,7 +257,7 @@ typedef struct eldr_router_params {
   // The policy's name; NULL is `locality_band`. eldr_policy_names() has them all.
   const char *policy;
   // For policies that compare signatures; NULL for those that do not. Its handle may be freed afterwards.
-  const eldr_calibration *calibration;
+  const struct eldr_calibration *calibration;
   // Decode workers, numbered from 0; 0 is as many as the calibration has centroids.
   uint32_t n_workers;
   // Requests each of them can hold, until eldr_router_set_worker() says otherwise.
@@ -345,7 +369,7 @@ typedef struct eldr_event {
 // call. Answers whether to go on: false cancels the request, and no more calls follow.
 //
 // It may call anything of eldr, eldr_request_cancel() and eldr_request_free() of its own request, too. It must not throw.
-typedef bool (*eldr_event_callback)(eldr_request *request, const struct eldr_event *event, void *user);
+typedef bool (*eldr_event_callback)(struct eldr_request *request, const struct eldr_event *event, void *user);
 
 // A request. Fill it with eldr_request_default_params() first.
 typedef struct eldr_request_params {
@@ -422,86 +446,93 @@ eldr_status eldr_log_set(int32_t level, eldr_log_callback callback, void *user);
 // Reads a calibration file into a new handle in `out`, which the caller frees. Any thread.
 //
 // Errors: ELDR_STATUS_FILE if it can not be read, ELDR_STATUS_CALIBRATION if it is none.
-eldr_status eldr_calibration_open(const char *path, eldr_calibration **out);
+eldr_status eldr_calibration_open(const char *path, struct eldr_calibration **out);
 
 // Like eldr_calibration_open(), from the file's `n_bytes` bytes in memory, which are not kept. Any thread.
 //
 // Errors: ELDR_STATUS_CALIBRATION if they are none.
-eldr_status eldr_calibration_read(const uint8_t *bytes, size_t n_bytes, eldr_calibration **out);
+eldr_status eldr_calibration_read(const uint8_t *bytes, size_t n_bytes, struct eldr_calibration **out);
 
 // Fills `out`, whose `size` is set, with what the calibration was made for. Any thread.
-eldr_status eldr_calibration_get_facts(const eldr_calibration *calibration, struct eldr_calibration_facts *out);
+eldr_status eldr_calibration_get_facts(const struct eldr_calibration *calibration, struct eldr_calibration_facts *out);
 
 // Copies the llama.cpp numbers of the layers whose picks are wanted, ascending, to `layers`, which has room for `room`;
 // writes to `n`, unless it is NULL, how many there are. Any thread.
 //
 // Errors: ELDR_STATUS_BUFFER if there is too little room.
-eldr_status eldr_calibration_get_layers(const eldr_calibration *calibration, uint32_t *layers, size_t room, size_t *n);
+eldr_status eldr_calibration_get_layers(const struct eldr_calibration *calibration,
+                                        uint32_t *layers,
+                                        size_t room,
+                                        size_t *n);
 
 // Frees the handle; NULL is let pass. What was made from it stays usable. Any thread.
-eldr_status eldr_calibration_free(eldr_calibration *calibration);
+eldr_status eldr_calibration_free(struct eldr_calibration *calibration);
 
 // Opens counts of no tokens yet in `out`, for the layers of a calibration; the caller frees them. Any thread; the
 // calibration's handle may be freed before.
-eldr_status eldr_counts_open(const eldr_calibration *calibration, eldr_counts **out);
+eldr_status eldr_counts_open(const struct eldr_calibration *calibration, struct eldr_counts **out);
 
 // Counts the picks of `n_tokens` tokens in llama.cpp's layer `layer`: `experts` has n_expert_used ids for each token.
 // Any thread.
 //
 // Errors: ELDR_STATUS_ARGUMENT for a layer that the calibration does not use and for an id that is no expert; then
 // nothing is counted.
-eldr_status eldr_counts_add(eldr_counts *counts, uint32_t layer, const int32_t *experts, size_t n_tokens);
+eldr_status eldr_counts_add(struct eldr_counts *counts, uint32_t layer, const int32_t *experts, size_t n_tokens);
 
 // Counts the picks of `n_tokens` tokens from the `first`-th of the batch the tap has just read, in all layers. Any
 // thread.
 //
 // Errors: ELDR_STATUS_TAP unless eldr_tap_end() has found the batch good, ELDR_STATUS_ARGUMENT for tokens the batch does
 // not have, ELDR_STATUS_MISMATCH for a tap of another calibration.
-eldr_status eldr_counts_add_tap(eldr_counts *counts,
-                                const eldr_tap *tap,
+eldr_status eldr_counts_add_tap(struct eldr_counts *counts,
+                                const struct eldr_tap *tap,
                                 size_t first,
                                 size_t n_tokens);
 
 // Adds the counts `from` to the counts `to`. Any thread.
-eldr_status eldr_counts_merge(eldr_counts *to, const eldr_counts *from);
+eldr_status eldr_counts_merge(struct eldr_counts *to, const struct eldr_counts *from);
 
 // Counts no tokens any more. Any thread.
-eldr_status eldr_counts_clear(eldr_counts *counts);
+eldr_status eldr_counts_clear(struct eldr_counts *counts);
 
 // Writes how many tokens were counted to `n_tokens`. Any thread.
 //
 // Errors: ELDR_STATUS_TAP if the layers differ, because some token's picks were not added in every layer.
-eldr_status eldr_counts_get_tokens(const eldr_counts *counts, uint32_t *n_tokens);
+eldr_status eldr_counts_get_tokens(const struct eldr_counts *counts, uint32_t *n_tokens);
 
 // Copies the counts of all experts in llama.cpp's layer `layer` to `row`, which has room for `room`; writes to `n`,
 // unless it is NULL, how many there are. Any thread.
 //
 // Errors: ELDR_STATUS_ARGUMENT for a layer that the calibration does not use, ELDR_STATUS_BUFFER for too little room.
-eldr_status eldr_counts_get_row(const eldr_counts *counts, uint32_t layer, uint32_t *row, size_t room, size_t *n);
+eldr_status eldr_counts_get_row(const struct eldr_counts *counts,
+                                uint32_t layer,
+                                uint32_t *row,
+                                size_t room,
+                                size_t *n);
 
 // Frees the handle; NULL is let pass. Any thread.
-eldr_status eldr_counts_free(eldr_counts *counts);
+eldr_status eldr_counts_free(struct eldr_counts *counts);
 
 // Opens the signature of counts in `out`: a vector of length 1, which the caller frees. Any thread; the counts may be
 // freed before.
 //
 // ELDR_STATUS_NO_SIGNATURE, and NULL in `out`, if nothing counted weighs anything: route with NULL then, by load.
 // Errors: ELDR_STATUS_TAP if the layers have counted different tokens.
-eldr_status eldr_signature_open(const eldr_counts *counts, eldr_signature **out);
+eldr_status eldr_signature_open(const struct eldr_counts *counts, struct eldr_signature **out);
 
 // Copies the signature's entries, a row of experts for each layer used, to `values`, which has room for `room`; writes
 // to `n`, unless it is NULL, how many there are. Any thread.
 //
 // Errors: ELDR_STATUS_BUFFER for too little room.
-eldr_status eldr_signature_get_values(const eldr_signature *signature, float *values, size_t room, size_t *n);
+eldr_status eldr_signature_get_values(const struct eldr_signature *signature, float *values, size_t room, size_t *n);
 
 // Writes how alike two signatures are to `cosine`: 1 if they point the same way, 0 if they share no expert. Any thread.
 //
 // Errors: ELDR_STATUS_MISMATCH for signatures of different calibrations.
-eldr_status eldr_signature_compare(const eldr_signature *a, const eldr_signature *b, float *cosine);
+eldr_status eldr_signature_compare(const struct eldr_signature *a, const struct eldr_signature *b, float *cosine);
 
 // Frees the handle; NULL is let pass. Any thread.
-eldr_status eldr_signature_free(eldr_signature *signature);
+eldr_status eldr_signature_free(struct eldr_signature *signature);
 
 // Fills `params`, of `size` bytes (sizeof(eldr_tap_params)), with the defaults; the rest is the host's. Any thread.
 eldr_status eldr_tap_default_params(struct eldr_tap_params *params, size_t size);
@@ -512,10 +543,10 @@ eldr_status eldr_tap_default_params(struct eldr_tap_params *params, size_t size)
 // One tap is for one context. It costs nothing between eldr_tap_end() and eldr_tap_begin().
 // Errors: ELDR_STATUS_LAYOUT for a layout no compiler makes; one of another ggml is found at the first node and
 // reported by eldr_tap_end().
-eldr_status eldr_tap_open(const struct eldr_tap_params *params, eldr_tap **out);
+eldr_status eldr_tap_open(const struct eldr_tap_params *params, struct eldr_tap **out);
 
 // Reads the picks of the next llama_decode() of the tap's context. What was read before is forgotten. Any thread.
-eldr_status eldr_tap_begin(eldr_tap *tap);
+eldr_status eldr_tap_begin(struct eldr_tap *tap);
 
 // Stops reading after a llama_decode() of `n_tokens` tokens and checks that every layer showed every token. Then
 // eldr_counts_add_tap() and eldr_cache_add_tap() take what they want of it. Any thread.
@@ -524,10 +555,10 @@ eldr_status eldr_tap_begin(eldr_tap *tap);
 // has a unified KV cache. Several sequences in one batch without one are regrouped by llama.cpp: decode them apart.
 // Errors: ELDR_STATUS_LAYOUT if the layout is not that of the ggml that runs, ELDR_STATUS_TAP if picks are missing or
 // are none.
-eldr_status eldr_tap_end(eldr_tap *tap, size_t n_tokens);
+eldr_status eldr_tap_end(struct eldr_tap *tap, size_t n_tokens);
 
 // Frees the handle; NULL is let pass. A context that still has the tap may decode: it is not listened to. Any thread.
-eldr_status eldr_tap_free(eldr_tap *tap);
+eldr_status eldr_tap_free(struct eldr_tap *tap);
 
 // A ggml_backend_sched_eval_callback: `user` is an eldr_tap. For llama.cpp only, on the thread that decodes.
 //
@@ -538,16 +569,16 @@ bool eldr_tap_on_node(struct ggml_tensor *tensor, bool ask, void *user);
 // Opens an empty cache in `out`, which the caller frees: it keeps the picks of what is in the host's KV cache, if the
 // host makes every call on its memory here, too. Then a prompt whose start was in the cache has the counts, and so the
 // signature, of one prefilled whole. Any thread; the calibration's handle may be freed before.
-eldr_status eldr_cache_open(const eldr_calibration *calibration, eldr_cache **out);
+eldr_status eldr_cache_open(const struct eldr_calibration *calibration, struct eldr_cache **out);
 
 // Notes the picks of `n_tokens` tokens of sequence `seq` from position `pos` on: tokens `first` and after it of the
 // batch the tap has just read. What was noted at these positions is forgotten. Any thread.
 //
 // Errors: as eldr_counts_add_tap(), and ELDR_STATUS_ARGUMENT for positions that are none.
-eldr_status eldr_cache_add_tap(eldr_cache *cache,
+eldr_status eldr_cache_add_tap(struct eldr_cache *cache,
                                int32_t seq,
                                int32_t pos,
-                               const eldr_tap *tap,
+                               const struct eldr_tap *tap,
                                size_t first,
                                size_t n_tokens);
 
@@ -555,40 +586,40 @@ eldr_status eldr_cache_add_tap(eldr_cache *cache,
 // n_expert_used ids for each token. Any thread.
 //
 // Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for positions that are none; nothing is noted then.
-eldr_status eldr_cache_add(eldr_cache *cache, int32_t seq, int32_t pos, const int32_t *experts, size_t n_tokens);
+eldr_status eldr_cache_add(struct eldr_cache *cache, int32_t seq, int32_t pos, const int32_t *experts, size_t n_tokens);
 
 // To call with llama_memory_seq_rm(), if that returned true: forgets positions `p0` to `p1` - 1 of `seq`; below 0 they
 // are the first and the last, and a `seq` below 0 is every sequence. Any thread.
-eldr_status eldr_cache_seq_rm(eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1);
+eldr_status eldr_cache_seq_rm(struct eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1);
 
 // To call with llama_memory_seq_cp(): positions `p0` to `p1` - 1 of `from` belong to `to`, too. Any thread.
-eldr_status eldr_cache_seq_cp(eldr_cache *cache, int32_t from, int32_t to, int32_t p0, int32_t p1);
+eldr_status eldr_cache_seq_cp(struct eldr_cache *cache, int32_t from, int32_t to, int32_t p0, int32_t p1);
 
 // To call with llama_memory_seq_keep(): forgets every sequence but `seq`. Any thread.
-eldr_status eldr_cache_seq_keep(eldr_cache *cache, int32_t seq);
+eldr_status eldr_cache_seq_keep(struct eldr_cache *cache, int32_t seq);
 
 // To call with llama_memory_seq_add(): moves positions `p0` to `p1` - 1 of `seq` by `delta`. Any thread.
-eldr_status eldr_cache_seq_add(eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1, int32_t delta);
+eldr_status eldr_cache_seq_add(struct eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1, int32_t delta);
 
 // To call with llama_memory_clear(): forgets everything. Any thread.
-eldr_status eldr_cache_clear(eldr_cache *cache);
+eldr_status eldr_cache_clear(struct eldr_cache *cache);
 
 // Adds the picks of positions `p0` to `p1` - 1 of `seq` to `counts`, and writes to `n_tokens`, unless it is NULL, how
 // many of them were known. Any thread.
 //
 // Errors: ELDR_STATUS_MISMATCH for counts of another calibration.
-eldr_status eldr_cache_get_counts(const eldr_cache *cache,
+eldr_status eldr_cache_get_counts(const struct eldr_cache *cache,
                                   int32_t seq,
                                   int32_t p0,
                                   int32_t p1,
-                                  eldr_counts *counts,
+                                  struct eldr_counts *counts,
                                   uint32_t *n_tokens);
 
 // Writes the bytes of memory that the picks take to `n_bytes`; what sequences share counts once. Any thread.
-eldr_status eldr_cache_get_bytes(const eldr_cache *cache, size_t *n_bytes);
+eldr_status eldr_cache_get_bytes(const struct eldr_cache *cache, size_t *n_bytes);
 
 // Frees the handle; NULL is let pass. Any thread.
-eldr_status eldr_cache_free(eldr_cache *cache);
+eldr_status eldr_cache_free(struct eldr_cache *cache);
 
 // Fills `params`, of `size` bytes (sizeof(eldr_router_params)), with the defaults. Any thread.
 eldr_status eldr_router_default_params(struct eldr_router_params *params, size_t size);
@@ -596,23 +627,23 @@ eldr_status eldr_router_default_params(struct eldr_router_params *params, size_t
 // Opens a router in `out`, whose workers are all idle; the caller frees it. Any thread.
 //
 // Errors: ELDR_STATUS_CONFIG for an unknown policy and for settings that do not fit the calibration.
-eldr_status eldr_router_open(const struct eldr_router_params *params, eldr_router **out);
+eldr_status eldr_router_open(const struct eldr_router_params *params, struct eldr_router **out);
 
 // Says how many requests worker `worker` can hold, and whether any may be sent to it. Any thread.
-eldr_status eldr_router_set_worker(eldr_router *router, uint32_t worker, uint32_t n_slots, bool is_running);
+eldr_status eldr_router_set_worker(struct eldr_router *router, uint32_t worker, uint32_t n_slots, bool is_running);
 
 // Says how many requests worker `worker` holds now, whatever was booked. Any thread.
-eldr_status eldr_router_report(eldr_router *router, uint32_t worker, uint32_t n_inflight);
+eldr_status eldr_router_report(struct eldr_router *router, uint32_t worker, uint32_t n_inflight);
 
 // Takes a place on worker `worker` that no decision booked. Any thread.
 //
 // ELDR_STATUS_FULL if it has none.
-eldr_status eldr_router_book(eldr_router *router, uint32_t worker);
+eldr_status eldr_router_book(struct eldr_router *router, uint32_t worker);
 
 // Gives back a place on worker `worker`: the request ended, or never got there. Any thread.
 //
 // Errors: ELDR_STATUS_ARGUMENT if the worker holds nothing.
-eldr_status eldr_router_unbook(eldr_router *router, uint32_t worker);
+eldr_status eldr_router_unbook(struct eldr_router *router, uint32_t worker);
 
 // Chooses a worker for a request and fills `out`, whose `size` is set. With `book`, a place on it is taken, in one step
 // with the choice, so that several threads may route at once. Any thread.
@@ -620,14 +651,14 @@ eldr_status eldr_router_unbook(eldr_router *router, uint32_t worker);
 // `signature` may be NULL (a request without one goes by load), and so may `domain`, a label for the `domain` policy.
 // ELDR_STATUS_FULL if every running worker is full, ELDR_STATUS_NO_WORKER if none is running.
 // Errors: ELDR_STATUS_MISMATCH for a signature of another calibration.
-eldr_status eldr_router_route(eldr_router *router,
-                              const eldr_signature *signature,
+eldr_status eldr_router_route(struct eldr_router *router,
+                              const struct eldr_signature *signature,
                               const char *domain,
                               bool book,
                               struct eldr_decision *out);
 
 // Frees the handle; NULL is let pass. Any thread.
-eldr_status eldr_router_free(eldr_router *router);
+eldr_status eldr_router_free(struct eldr_router *router);
 
 // Fills `params`, of `size` bytes (sizeof(eldr_engine_params)), with the defaults; the model is the host's. Any thread.
 eldr_status eldr_engine_default_params(struct eldr_engine_params *params, size_t size);
@@ -637,13 +668,13 @@ eldr_status eldr_engine_default_params(struct eldr_engine_params *params, size_t
 //
 // Errors: ELDR_STATUS_CONFIG with every mistake in the settings, ELDR_STATUS_CALIBRATION or ELDR_STATUS_FILE for the
 // calibration, ELDR_STATUS_LLAMA for the model, ELDR_STATUS_UNSUPPORTED in a library without llama.cpp.
-eldr_status eldr_engine_open(const struct eldr_engine_params *params, eldr_engine **out);
+eldr_status eldr_engine_open(const struct eldr_engine_params *params, struct eldr_engine **out);
 
 // Copies the tokens of `text`, `n_text` bytes of UTF-8, as a prompt with its special tokens, to `tokens`, which has room
 // for `room`; writes to `n`, unless it is NULL, how many there are. Any thread.
 //
 // Errors: ELDR_STATUS_BUFFER for too little room: `n_text` + 8 is always enough.
-eldr_status eldr_engine_tokenize(const eldr_engine *engine,
+eldr_status eldr_engine_tokenize(const struct eldr_engine *engine,
                                  const char *text,
                                  size_t n_text,
                                  int32_t *tokens,
@@ -653,17 +684,17 @@ eldr_status eldr_engine_tokenize(const eldr_engine *engine,
 // Writes what the engine is doing, as a JSON object, to `json`: requests active and waiting, the workers and their
 // loads, counters, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
 // waits for a worker. Any thread.
-eldr_status eldr_engine_stats_json(const eldr_engine *engine, const char **json);
+eldr_status eldr_engine_stats_json(const struct eldr_engine *engine, const char **json);
 
 // Takes no more requests and waits up to `timeout_ms` milliseconds until those there are have ended. Any thread; other
 // threads go on reading theirs.
 //
 // ELDR_STATUS_WAIT if some have not ended: call again, or free the engine, which cancels them.
-eldr_status eldr_engine_drain(eldr_engine *engine, uint32_t timeout_ms);
+eldr_status eldr_engine_drain(struct eldr_engine *engine, uint32_t timeout_ms);
 
 // Cancels what the engine is doing, stops its workers and frees the handle; NULL is let pass. Requests may be freed
 // before or after: their ends can still be read. Free every engine before the process ends. Any thread, callbacks too.
-eldr_status eldr_engine_free(eldr_engine *engine);
+eldr_status eldr_engine_free(struct eldr_engine *engine);
 
 // Fills `params`, of `size` bytes (sizeof(eldr_request_params)), with the defaults: greedy, 128 tokens. Any thread.
 eldr_status eldr_request_default_params(struct eldr_request_params *params, size_t size);
@@ -672,29 +703,29 @@ eldr_status eldr_request_default_params(struct eldr_request_params *params, size
 //
 // With a callback, its first call may come before this returns.
 // Errors: ELDR_STATUS_REQUEST if it can not be run as it stands, ELDR_STATUS_QUEUE_FULL, ELDR_STATUS_DRAINING.
-eldr_status eldr_engine_submit(eldr_engine *engine,
+eldr_status eldr_engine_submit(struct eldr_engine *engine,
                                const struct eldr_request_params *params,
-                               eldr_request **out);
+                               struct eldr_request **out);
 
 // Waits up to `timeout_ms` milliseconds (0 does not wait, below 0 for ever) for the next event of a request without a
 // callback and fills `event`, whose `size` is set. Any thread; several that wait for one request take turns.
 //
 // ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read.
 // Errors: ELDR_STATUS_ARGUMENT for a request that has a callback.
-eldr_status eldr_request_next(eldr_request *request, int64_t timeout_ms, struct eldr_event *event);
+eldr_status eldr_request_next(struct eldr_request *request, int64_t timeout_ms, struct eldr_event *event);
 
 // Asks for an early end: what was drawn before and the end still come. Does nothing to a request that has ended. Any
 // thread, callbacks too.
-eldr_status eldr_request_cancel(const eldr_request *request);
+eldr_status eldr_request_cancel(const struct eldr_request *request);
 
 // Writes the request's number, unique within its engine, to `id`. Any thread.
-eldr_status eldr_request_get_id(const eldr_request *request, uint64_t *id);
+eldr_status eldr_request_get_id(const struct eldr_request *request, uint64_t *id);
 
 // Cancels the request unless it has ended, and frees the handle; NULL is let pass. Any thread.
 //
 // When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
 // callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
-eldr_status eldr_request_free(eldr_request *request);
+eldr_status eldr_request_free(struct eldr_request *request);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,6 +1,6 @@
 use std::{
     collections::BTreeMap,
-    ffi::{CStr, CString, c_char},
+    ffi::{CStr, c_char},
 };
 
 use parking_lot::Mutex;
@@ -175,9 +175,9 @@ pub(super) fn forever(text: &str) -> &'static CStr {
     if let Some(text) = known.get(text) {
         return text;
     }
-    let kept: &'static CString = Box::leak(Box::new(failure::c_string(text.to_owned())));
-    known.insert(text.to_owned(), kept.as_c_str());
-    kept.as_c_str()
+    let kept: &'static CStr = Box::leak(failure::c_string(text.to_owned()).into_boxed_c_str());
+    known.insert(text.to_owned(), kept);
+    kept
 }
 
 #[cfg(test)]

@@ -66,8 +66,9 @@ static void wrong_handles(void) {
   EXPECT_TRUE(strlen(eldr_last_error()) > 0);
 
   char own[64] = {0};
+  void *inside = own + 8;
   EXPECT(eldr_router_report((eldr_router *) own, 0, 1), ELDR_STATUS_HANDLE);
-  EXPECT(eldr_router_free((eldr_router *) malloc), ELDR_STATUS_HANDLE);
+  EXPECT(eldr_router_free((eldr_router *) inside), ELDR_STATUS_HANDLE);
   EXPECT(eldr_cache_clear((eldr_cache *) (uintptr_t) -1), ELDR_STATUS_HANDLE);
 }
 

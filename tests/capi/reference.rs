@@ -7,7 +7,7 @@ use std::{env, fs, path::PathBuf};
 use eldr::{
     Engine, EngineConfig, PolicyKind,
     calibrate::{CalibrationParams, fit},
-    engine::{LoadedModel, RecordPrompt, Tokenizer, WorkerList, record, write_calibration},
+    engine::{LoadedModel, RecordPrompt, WorkerList, record, write_calibration},
     types::{Request, SamplingParams},
 };
 

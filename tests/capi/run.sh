@@ -88,7 +88,7 @@ checked consumer "$work/consumer/consumer_eldr"
 step "pkg-config"
 export PKG_CONFIG_PATH=$router/lib/pkgconfig
 # shellcheck disable=SC2046
-"${cpp[@]}" tests/capi/consumer/main.cpp -x c++ -c -o "$work/main.o" $(pkg-config --cflags eldr)
+"${cpp[@]}" -c tests/capi/consumer/main.cpp -o "$work/main.o" $(pkg-config --cflags eldr)
 # shellcheck disable=SC2046
 "${c[@]}" -c tests/capi/consumer/plain.c -o "$work/plain.o" $(pkg-config --cflags eldr)
 # shellcheck disable=SC2046
