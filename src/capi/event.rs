@@ -183,7 +183,10 @@ pub(super) fn forever(text: &str) -> &'static CStr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{route::Reason, types::WorkerId};
+    use crate::{
+        route::Reason,
+        types::{Usage, WorkerId},
+    };
 
     #[test]
     fn a_decision_says_its_reason_by_its_name() {
@@ -204,7 +207,7 @@ mod tests {
 
     #[test]
     fn text_with_a_nul_keeps_its_length() {
-        let event = StreamEvent::End { reason: FinishReason::Stop, usage: Default::default(), text: "a\0b".to_owned() };
+        let event = StreamEvent::End { reason: FinishReason::Stop, usage: Usage::default(), text: "a\0b".to_owned() };
         let event = Event::of(&event);
         assert_eq!((event.n_text, event.finish), (3, Finish::Stop));
         // SAFETY: the text and its NUL stay until the thread's next text.

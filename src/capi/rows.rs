@@ -4,8 +4,13 @@
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// Tokens a block has at most: its counts then fit a byte, since a token picks an expert once.
+/// Tokens a block has at most, so that a cut adds up few picks one by one.
 const MAX_TOKENS: usize = 128;
+
+/// A number of tokens as positions have it.
+fn signed(n: usize) -> i32 {
+    i32::try_from(n).expect("no more tokens than positions")
+}
 
 /// Picks of tokens that came together.
 struct Block {
@@ -13,7 +18,7 @@ struct Block {
     /// Layer by layer, token by token: k ids.
     picks: Box<[u16]>,
     /// Layer by layer: how often each expert was picked. Only where adding it is less work than adding the picks.
-    row: Option<Box<[u8]>>,
+    row: Option<Box<[u16]>>,
 }
 
 /// Neighbouring tokens of a block, at neighbouring positions.
@@ -27,7 +32,7 @@ struct Span {
 
 impl Span {
     fn end(&self) -> i32 {
-        self.pos + self.n as i32
+        self.pos + signed(self.n)
     }
 
     /// The part within `range`, which it touches.
@@ -44,7 +49,7 @@ impl Span {
 
 /// The picks of every token of every sequence, in the layers of one mask.
 ///
-/// Costs 2 bytes a pick, and a byte an expert of each layer for every long block; tokens that sequences share are kept
+/// Costs 2 bytes a pick, and 2 an expert of each layer for every long block; tokens that sequences share are kept
 /// once.
 pub(super) struct Rows {
     n_layer: usize,
@@ -63,14 +68,14 @@ impl Rows {
     /// Notes the picks of `n` tokens at `pos` and after it, instead of what was noted there: `picks(layer)` has k ids
     /// below the number of experts for each. Positions stay below `i32::MAX`.
     pub(super) fn put<'a>(&mut self, seq: i32, pos: i32, n: usize, picks: impl Fn(usize) -> &'a [u32]) {
-        self.remove_from(seq, &(pos..pos + n as i32));
+        self.remove_from(seq, &(pos..pos + signed(n)));
         let mut spans = Vec::new();
         for first in (0..n).step_by(MAX_TOKENS) {
             let length = MAX_TOKENS.min(n - first);
             let k = self.n_expert_used;
             let of_layer = |layer| &picks(layer)[first * k..(first + length) * k];
             let block = Arc::new(self.block(length, of_layer));
-            spans.push(Span { pos: pos + first as i32, first: 0, n: length, block });
+            spans.push(Span { pos: pos + signed(first), first: 0, n: length, block });
         }
         self.insert(seq, spans);
     }
@@ -78,9 +83,11 @@ impl Rows {
     fn block<'a>(&self, n_tokens: usize, picks: impl Fn(usize) -> &'a [u32]) -> Block {
         let ids: Box<[u16]> = (0..self.n_layer).flat_map(&picks).map(|&id| id as u16).collect();
         let row = (n_tokens * self.n_expert_used > self.n_expert).then(|| {
-            let mut row = vec![0u8; self.n_layer * self.n_expert].into_boxed_slice();
+            let mut row = vec![0u16; self.n_layer * self.n_expert].into_boxed_slice();
             for (layer, counts) in row.chunks_exact_mut(self.n_expert).enumerate() {
-                picks(layer).iter().for_each(|&id| counts[id as usize] = counts[id as usize].saturating_add(1));
+                for &id in picks(layer) {
+                    counts[id as usize] += 1;
+                }
             }
             row
         });
@@ -89,12 +96,9 @@ impl Rows {
 
     /// As llama_memory_seq_rm: forgets the positions `range` of a sequence.
     pub(super) fn remove(&mut self, seq: Option<i32>, range: &Range<i32>) {
-        match seq {
-            Some(seq) => self.remove_from(seq, range),
-            None => {
-                let all: Vec<i32> = self.sequences.keys().copied().collect();
-                all.into_iter().for_each(|seq| self.remove_from(seq, range));
-            }
+        let all: Vec<i32> = seq.map_or_else(|| self.sequences.keys().copied().collect(), |seq| vec![seq]);
+        for seq in all {
+            self.remove_from(seq, range);
         }
     }
 
@@ -137,7 +141,7 @@ impl Rows {
         self.remove_from(seq, range);
         let place = |span: Span| Span { pos: span.pos.saturating_add(delta), ..span };
         let room = 0..i32::MAX;
-        let fits = |span: &Span| span.pos.checked_add(span.n as i32).is_some() && span.touches(&room);
+        let fits = |span: &Span| span.pos.checked_add(signed(span.n)).is_some() && span.touches(&room);
         let moved: Vec<Span> = moved.into_iter().map(place).filter(fits).map(|span| span.within(&room)).collect();
         for span in &moved {
             self.remove_from(seq, &(span.pos..span.end()));
@@ -169,7 +173,9 @@ impl Rows {
         let k = self.n_expert_used;
         for (layer, counts) in counts.chunks_exact_mut(self.n_expert).enumerate() {
             let start = (layer * span.block.n_tokens + span.first) * k;
-            span.block.picks[start..start + span.n * k].iter().for_each(|&id| counts[usize::from(id)] += 1);
+            for &id in &span.block.picks[start..start + span.n * k] {
+                counts[usize::from(id)] += 1;
+            }
         }
     }
 
@@ -177,7 +183,7 @@ impl Rows {
     pub(super) fn n_bytes(&self) -> usize {
         let blocks = self.sequences.values().flatten().map(|span| &span.block);
         let by_place: BTreeMap<usize, &Arc<Block>> = blocks.map(|block| (Arc::as_ptr(block).addr(), block)).collect();
-        by_place.values().map(|block| block.picks.len() * 2 + block.row.as_ref().map_or(0, |row| row.len())).sum()
+        by_place.values().map(|block| block.picks.len() * 2 + block.row.as_ref().map_or(0, |row| row.len() * 2)).sum()
     }
 
     fn within(&self, seq: i32, range: &Range<i32>) -> impl Iterator<Item = Span> {
@@ -223,7 +229,9 @@ mod tests {
         for (_, &token) in plain.iter().filter(|((s, pos), _)| *s == seq && range.contains(pos)) {
             n += 1;
             for layer in 0..L {
-                ids(token, layer).iter().for_each(|&id| counts[layer * E + id as usize] += 1);
+                for id in ids(token, layer) {
+                    counts[layer * E + id as usize] += 1;
+                }
             }
         }
         (n, counts)
@@ -233,7 +241,7 @@ mod tests {
         let picks: Vec<Vec<u32>> =
             (0..L).map(|layer| (0..n as u64).flat_map(|i| ids(token + i, layer)).collect()).collect();
         rows.put(seq, pos, n, |layer| &picks[layer]);
-        plain.extend((0..n).map(|i| ((seq, pos + i as i32), token + i as u64)));
+        plain.extend((0..n).map(|i| ((seq, pos + signed(i)), token + i as u64)));
     }
 
     fn plain_shift(plain: &mut Plain, seq: i32, range: &Range<i32>, delta: i32) {
@@ -297,7 +305,7 @@ mod tests {
         let mut rows = Rows::new(L, E, K);
         put(&mut rows, &mut Plain::new(), 0, 0, 100, 0);
         let one = rows.n_bytes();
-        assert_eq!(one, L * 100 * K * 2 + L * E);
+        assert_eq!(one, L * 100 * K * 2 + L * E * 2);
         rows.copy(0, 1, &(0..60));
         rows.copy(0, 2, &(0..i32::MAX));
         assert_eq!(rows.n_bytes(), one);

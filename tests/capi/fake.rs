@@ -245,8 +245,10 @@ fn refusals_are_statuses_with_a_sentence() {
     let mut json = MaybeUninit::uninit();
     // SAFETY: a place for a pointer.
     assert_eq!(unsafe { eldr_engine_stats_json(engine, Some(&mut json)) }, Status::Ok);
-    // SAFETY: written above, and terminated.
-    let json = unsafe { CStr::from_ptr(json.assume_init()) }.to_str().unwrap();
+    // SAFETY: written above.
+    let json = unsafe { json.assume_init() };
+    // SAFETY: the thread's last text is terminated.
+    let json = unsafe { CStr::from_ptr(json) }.to_str().unwrap();
     let stats: serde_json::Value = serde_json::from_str(json).unwrap();
     assert_eq!((&stats["policy"], &stats["workers"][1]["n_slots"]), (&"least_loaded".into(), &4.into()));
 
