@@ -9,3 +9,5 @@ mod header;
 #[cfg(feature = "llama")]
 #[path = "capi/reference.rs"]
 mod reference;
+#[path = "capi/world.rs"]
+mod world;

@@ -2,9 +2,8 @@
 #![expect(unsafe_code, reason = "the functions measured are C's")]
 #![expect(clippy::unwrap_used, reason = "a bench that can not run has nothing to say")]
 
-#[path = "../capi/fake.rs"]
-#[allow(dead_code, reason = "it has tests, too")]
-mod fake;
+#[path = "../capi/world.rs"]
+mod world;
 
 use std::{thread, time::Duration};
 
@@ -29,10 +28,10 @@ fn drawn(engine: &Engine) {
 
 #[divan::bench(sample_count = 30, sample_size = 1)]
 fn rust(bencher: Bencher) {
-    let engine = fake::engine();
+    let engine = world::engine();
     let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
     let request =
-        Request { prompt: fake::PROMPT.to_vec(), max_tokens: N_TOKENS, sampling, domain: None, deadline: None };
+        Request { prompt: world::PROMPT.to_vec(), max_tokens: N_TOKENS, sampling, domain: None, deadline: None };
     let stream = || {
         let stream = engine.submit(request.clone()).unwrap();
         drawn(&engine);
@@ -47,15 +46,15 @@ fn rust(bencher: Bencher) {
 
 #[divan::bench(sample_count = 30, sample_size = 1)]
 fn c(bencher: Bencher) {
-    let engine = fake::engine();
+    let engine = world::engine();
     let handle = export_engine(engine.clone());
     let request = || {
-        let request = fake::submit(handle, &fake::params(N_TOKENS)).unwrap();
+        let request = world::submit(handle, &world::params(N_TOKENS)).unwrap();
         drawn(&engine);
         request
     };
     bencher.counter(ItemsCount::new(N_TOKENS)).with_inputs(request).bench_local_values(|request| {
-        let mut event = fake::empty_event();
+        let mut event = world::empty_event();
         loop {
             // SAFETY: a struct whose size is set.
             let status = unsafe { eldr_request_next(request, -1, &raw mut event) };
