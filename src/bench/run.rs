@@ -1,4 +1,5 @@
 use std::{
+    fmt::Write as _,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
@@ -22,7 +23,7 @@ use crate::{
         threads_alone, versions,
     },
     metrics::RunSummary,
-    refit::{RefitConfig, RefitStats, Refitter},
+    refit::{Reads, RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
     schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
@@ -46,6 +47,8 @@ pub struct BenchParams {
     pub arrivals: Arrivals,
     /// Requests in the system at most; the next arrives when one ends. None is no limit.
     pub concurrency: Option<usize>,
+    /// Tokens of a prompt at most; lines with longer ones are left out. None takes every line.
+    pub max_prompt: Option<usize>,
     /// Requests a run; the workload is cut or cycled to it. None is the workload once.
     pub n_requests: Option<usize>,
     /// Seed of arrivals, draws and policies.
@@ -84,19 +87,23 @@ pub struct Progress {
 /// policy whose outputs are equal; on the real clock each policy has a counting run of its own.
 pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport, BenchError> {
     let items = workload::read(&params.workload)?;
-    let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
     let mut config = params.config.clone();
     config.seed = params.seed;
     config.heed_verdict = false;
     // Of the policies, only one has centroids.
     let refit = config.refit.take();
-    config.domains = workload::domains(&items);
-    // A bench offers its load whatever happens: the queue holds all of it.
-    config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
     if params.clock == Clock::Virtual && config.n_threads == 0 {
         config.n_threads = threads_alone();
     }
     let model = LoadedModel::load(&params.model, &config)?;
+    let items = match params.max_prompt {
+        Some(max_prompt) => short(items, max_prompt, &model)?,
+        None => items,
+    };
+    let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
+    config.domains = workload::domains(&items);
+    // A bench offers its load whatever happens: the queue holds all of it.
+    config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
     let calibration = model.calibration(&config)?;
     let requests = prepare(params, &model, &items)?;
     let mut bench = Bench {
@@ -225,7 +232,8 @@ impl Bench<'_> {
         else {
             return Ok(None);
         };
-        let refitter = Refitter::new(refit.clone(), Arc::new(calibration.centroids.clone()));
+        let n_slots = vec![self.config.n_slots; self.config.decode.n_workers()];
+        let refitter = Refitter::of_calibration(refit.clone(), calibration, &n_slots);
         refitter.map(Some).map_err(|error| EngineError::Config(error.to_string()).into())
     }
 
@@ -265,7 +273,7 @@ impl Bench<'_> {
         let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
         Ok(EngineParts {
             prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
-            decode: watch(self.model.decode_workers(&self.config, tap)?),
+            decode: watch(self.model.decode_workers(&self.config, u32::from(tap))?),
             tokenizer: self.model.tokenizer(),
             policy: probe.watch_policy(policy),
             calibration: self.calibration.clone(),
@@ -305,6 +313,13 @@ impl Bench<'_> {
                 "locality_band's centroids followed the traffic: set anew {} times in {} checks.",
                 refit.n_swaps, refit.n_checks
             );
+            if let Some(Reads { distinct, batch }) = refit.reads {
+                let _ = write!(note, " A step read {distinct:.1} experts a layer for {batch:.1} sequences");
+                if let Some(Reads { distinct, batch }) = refit.expected_reads {
+                    let _ = write!(note, "; {distinct:.1} for {batch:.1} were expected");
+                }
+                note.push('.');
+            }
             if self.params.clock == Clock::Virtual {
                 note.push_str(" Fits take no time on the virtual clock: an engine runs them on a thread of their own.");
             }
@@ -354,6 +369,24 @@ impl Bench<'_> {
             extra: serde_json::Map::new(),
         })
     }
+}
+
+/// The lines whose prompts have at most so many tokens.
+fn short(items: Vec<WorkloadItem>, max_prompt: usize, model: &LoadedModel) -> Result<Vec<WorkloadItem>, BenchError> {
+    let tokenizer = model.tokenizer();
+    let mut shortest = usize::MAX;
+    let mut kept = Vec::new();
+    for item in items {
+        let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;
+        shortest = shortest.min(prompt.len());
+        if prompt.len() <= max_prompt {
+            kept.push(item);
+        }
+    }
+    if kept.is_empty() {
+        return Err(BenchError::AllTooLong { max_prompt, shortest });
+    }
+    Ok(kept)
 }
 
 /// The workload's requests with their arrival times. Every output has exactly its `max_tokens` tokens, so that all

@@ -25,25 +25,25 @@ pub struct ModelArgs {
     /// Use the devices of the RPC server there; may be repeated
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub rpc: Vec<String>,
-    /// Tokens of a slot, prompt and output together
+    /// Tokens of a slot, prompt and output together; by default 2048
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
     ctx: Option<u32>,
-    /// Sequences a worker holds
+    /// Sequences a worker holds; by default 16
     #[arg(long, value_name = "N")]
     slots: Option<u32>,
-    /// Prompt tokens a prefill step runs
+    /// Prompt tokens a prefill step runs; by default 512
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
-    /// Threads of each CPU worker; 0 divides the cores
+    /// Threads of each CPU worker; by default the cores are divided, as by 0
     #[arg(short, long, value_name = "N")]
     threads: Option<u32>,
-    /// Flash attention
+    /// Flash attention; by default auto, on unless all workers are CPUs
     #[arg(long, value_name = "WHERE", value_parser = flash_attention())]
     flash_attn: Option<FlashAttention>,
-    /// Type of keys and values
+    /// Type of keys and values; by default f16
     #[arg(long, value_name = "TYPE", value_parser = kv_format())]
     kv_type: Option<KvFormat>,
-    /// Layers on the device, as llama.cpp's -ngl
+    /// Layers on the device, as llama.cpp's -ngl; by default all
     #[arg(long, value_name = "N")]
     n_gpu_layers: Option<u32>,
     /// Keep all experts in host memory
@@ -69,16 +69,16 @@ pub struct WorkerArgs {
     /// Decode workers: 8, 8@cpu or 2@cuda:0,2@cuda:1
     #[arg(long, value_name = "WORKERS")]
     pub decode: Option<WorkerList>,
-    /// Requests that may wait; one more is refused
+    /// Requests that may wait, by default 1024; one more is refused
     #[arg(long, value_name = "N")]
     max_queue: Option<usize>,
-    /// Requests given to a prefill worker at a time
+    /// Requests given to a prefill worker at a time; by default 4
     #[arg(long, value_name = "N")]
     max_prefill: Option<usize>,
-    /// Prefilled requests that may wait for a decode slot
+    /// Prefilled requests that may wait for a decode slot; by default 16
     #[arg(long, value_name = "N")]
     max_handoffs: Option<usize>,
-    /// Times a request is prefilled again before it fails
+    /// Times a request is prefilled again before it fails; by default 3
     #[arg(long, value_name = "N")]
     max_retries: Option<u32>,
 }
@@ -103,7 +103,7 @@ pub struct RouteArgs {
     /// Width of the locality band; without it, or auto, the calibration's
     #[arg(long, value_name = "TAU|auto")]
     tau: Option<TauChoice>,
-    /// Fewest workers of the locality band
+    /// Fewest workers of the locality band; by default 1
     #[arg(long, value_name = "N")]
     min_band: Option<u32>,
     /// Let the calibration's centroids follow the traffic
@@ -239,7 +239,7 @@ fn put<T>(place: &mut T, given: Option<T>) {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
 
@@ -265,6 +265,23 @@ mod tests {
     #[test]
     fn nothing_given_is_the_default() {
         assert_eq!(config(""), EngineConfig::default());
+    }
+
+    #[test]
+    fn the_help_names_the_defaults() {
+        let help = All::command().render_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let EngineConfig { n_slots, n_ctx_slot, chunk, min_band, limits, .. } = EngineConfig::default();
+        let limits = [limits.max_queue, limits.max_prefill, limits.max_handoffs, limits.max_retries as usize];
+        let numbers = [n_slots, n_ctx_slot, chunk, min_band].map(|n| n as usize);
+        for (option, number) in ["--slots", "--ctx", "--chunk", "--min-band"]
+            .iter()
+            .zip(numbers)
+            .chain(["--max-queue", "--max-prefill", "--max-handoffs", "--max-retries"].iter().zip(limits))
+        {
+            let (_, text) = help.split_once(&format!("{option} <N>")).expect("an option");
+            let (text, _) = text.split_once(" --").unwrap_or((text, ""));
+            assert!(text.contains(&format!("by default {number}")), "{option}: {text}");
+        }
     }
 
     #[test]

@@ -145,7 +145,7 @@ pub struct EngineConfig {
     /// Flash attention.
     pub flash_attention: FlashAttention,
     /// Make a text independent of the worker, the policy and the batch, to the bit, on the CPU without flash
-    /// attention. A step of one sequence then reads the experts of a second token.
+    /// attention, or with it on one thread a worker. A step of one sequence then reads the experts of a second token.
     pub exact: bool,
     /// Type of keys and values.
     pub kv_format: KvFormat,
@@ -223,7 +223,11 @@ impl EngineConfig {
         let most = 256 - u32::from(self.exact);
         rule(
             (1..=most).contains(&self.n_slots),
-            "slots must be between 1 and 256, llama.cpp's limit for a context (255 in exact runs)",
+            &format!(
+                "slots must be between 1 and {most}, not {}: llama.cpp holds 256 sequences a context{}",
+                self.n_slots,
+                if self.exact { ", and an exact run keeps one free" } else { "" }
+            ),
         );
         rule(self.n_ctx_slot >= 2, "the context of a slot must be at least 2 tokens");
         rule(self.chunk > 0, "the prefill chunk must be at least 1 token");

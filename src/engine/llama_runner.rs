@@ -17,8 +17,8 @@ pub enum TapUse {
     Prefill(Vec<u32>),
     /// As [`TapUse::Prefill`], and the gate's outputs for every expert too, for recordings that ask for them.
     Gates(Vec<u32>),
-    /// The experts of every decode step, in all MoE layers, for counting.
-    Decode,
+    /// The experts of one decode step in so many, in all MoE layers; of every step if 1. The others run as without a tap.
+    Decode(u32),
 }
 
 /// A [`ModelRunner`] over one llama.cpp context: slot i is sequence i.
@@ -33,7 +33,9 @@ pub struct LlamaRunner {
     samplers: Vec<Option<Sampler>>,
     n_tokens: Vec<u32>,
     batch: Batch,
-    taps_decode: bool,
+    /// One decode step in so many is tapped; none if 0.
+    tap_every: u32,
+    n_steps: u32,
     tap_failed: bool,
     exact: bool,
 }
@@ -46,7 +48,7 @@ impl LlamaRunner {
         let mut context = Context::new(model, &params)?;
         let tapped = match tap {
             TapUse::Prefill(layers) | TapUse::Gates(layers) => layers.clone(),
-            TapUse::Off | TapUse::Decode => Vec::new(),
+            TapUse::Off | TapUse::Decode(_) => Vec::new(),
         };
         if let TapUse::Prefill(layers) | TapUse::Gates(layers) = tap {
             context.set_tap_layers(layers)?;
@@ -71,7 +73,8 @@ impl LlamaRunner {
             samplers: (0..n_sequences).map(|_| None).collect(),
             n_tokens: vec![0; n_sequences],
             batch,
-            taps_decode: *tap == TapUse::Decode,
+            tap_every: if let TapUse::Decode(every) = *tap { every } else { 0 },
+            n_steps: 0,
             tap_failed: false,
             exact,
         })
@@ -213,7 +216,8 @@ impl ModelRunner for LlamaRunner {
         let rows = batch.iter().map(|item| (item.token, item.pos, item.slot, true));
         let first = self.fill_batch(rows, companion)?;
         picks.clear();
-        if self.taps_decode && !self.tap_failed {
+        self.n_steps = self.n_steps.wrapping_add(1);
+        if self.tap_every > 0 && self.n_steps.is_multiple_of(self.tap_every) && !self.tap_failed {
             let n_layer = self.context.model().moe_shape().map_or(0, |shape| shape.layers.len());
             let ran = self.context.decode_tapped(&self.batch, &mut |rows| {
                 if picks.is_empty() {

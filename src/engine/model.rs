@@ -169,10 +169,22 @@ impl LoadedModel {
         self.workers("prefill", &config.prefill, config, &tap)
     }
 
-    /// Decode workers as configured; with `tap`, every step's experts are counted.
-    pub fn decode_workers(&self, config: &EngineConfig, tap: bool) -> Result<Vec<EngineWorker>, EngineError> {
-        let tap = if tap && self.moe_shape().is_some() { TapUse::Decode } else { TapUse::Off };
+    /// Decode workers as configured; the experts of one step in `tap_every` are counted, those of no step if it is 0.
+    pub fn decode_workers(&self, config: &EngineConfig, tap_every: u32) -> Result<Vec<EngineWorker>, EngineError> {
+        let tap = if tap_every > 0 && self.moe_shape().is_some() { TapUse::Decode(tap_every) } else { TapUse::Off };
         self.workers("decode", &config.decode, config, &tap)
+    }
+
+    /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
+    /// be one of `config`'s; none is the best. It shares the device's weights and cores with the others.
+    pub fn decode_worker(
+        &self,
+        config: &EngineConfig,
+        index: usize,
+        device: Option<&str>,
+    ) -> Result<EngineWorker, EngineError> {
+        let (name, runner, permits) = self.runner("decode", index, device, config, &TapUse::Off)?;
+        Ok(EngineWorker { name, runner: Box::new(runner), permits })
     }
 
     /// MoE layers a signature may use; none for a dense model.
@@ -241,9 +253,11 @@ impl LoadedModel {
             }
             _ => Vec::new(),
         };
+        // A dense model, or one that locality does not help, is routed by load.
+        let refit = config.refit.clone().filter(|_| policy.name() == PolicyKind::LocalityBand.name());
         let parts = EngineParts {
             prefill: self.prefill_workers(config, &tapped)?,
-            decode: self.decode_workers(config, false)?,
+            decode: self.decode_workers(config, refit.as_ref().map_or(0, |refit| refit.sample_decode))?,
             tokenizer: self.tokenizer(),
             policy,
             calibration,
@@ -251,12 +265,9 @@ impl LoadedModel {
             chunk: self.chunk(config),
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
         };
-        match &config.refit {
-            // A dense model, or one that locality does not help, is routed by load.
-            Some(refit) if parts.policy.name() == PolicyKind::LocalityBand.name() => {
-                Engine::start_refitting(parts, refit.clone())
-            }
-            _ => Engine::start(parts),
+        match refit {
+            Some(refit) => Engine::start_refitting(parts, refit),
+            None => Engine::start(parts),
         }
     }
 
@@ -323,7 +334,9 @@ impl LoadedModel {
             type_v: kv_type(config.kv_format),
             ..ContextParams::default()
         };
-        let runner = LlamaRunner::new(model, &params, tap, config.exact && !flash_attn)?;
+        // Several threads of flash attention divide the keys among them, which changes the sums.
+        let exact = config.exact && (!flash_attn || (!on_gpu && params.n_threads == 1));
+        let runner = LlamaRunner::new(model, &params, tap, exact)?;
         Ok((params.name, runner, turns.clone()))
     }
 }

@@ -1,9 +1,12 @@
+mod members;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
 
+pub use members::MemberError;
 use ndarray::Array2;
 
 use crate::{
@@ -87,6 +90,8 @@ pub struct Dispatcher {
     limits: DispatchLimits,
     prefill: Vec<PrefillView>,
     decode: Vec<WorkerView>,
+    /// Decode workers that do not come back; the others that are not healthy are drained.
+    lost: Vec<bool>,
     queue: VecDeque<Job>,
     handoffs: VecDeque<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
@@ -143,6 +148,7 @@ impl Dispatcher {
             limits,
             prefill: vec![PrefillView { n_inflight: 0, n_tokens: 0, healthy: true }; n_prefill],
             decode: decode.collect(),
+            lost: vec![false; n_slots.len()],
             queue: VecDeque::new(),
             handoffs: VecDeque::new(),
             records: BTreeMap::new(),
@@ -331,13 +337,16 @@ impl Dispatcher {
         self.stats.n_workers_lost += 1;
         match source {
             Source::Prefill(worker) => self.prefill[worker.index()].healthy = false,
-            Source::Decode(worker) => self.decode[worker.index()].healthy = false,
+            Source::Decode(worker) => {
+                self.decode[worker.index()].healthy = false;
+                self.lost[worker.index()] = true;
+            }
         }
         let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
         let no_decode = self.decode.iter().all(|worker| !worker.healthy);
         if no_prefill || no_decode {
             let kind = if no_prefill { "prefill" } else { "decode" };
-            self.fail_waiting(&format!("every {kind} worker is lost; the last one: {error}"), commands);
+            self.fail_waiting(&format!("no {kind} worker is left to take requests; the last one: {error}"), commands);
         }
     }
 

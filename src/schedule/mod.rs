@@ -13,7 +13,7 @@ mod prefill;
 mod runner;
 
 pub use decode::{DecodeStep, DecodeWorker};
-pub use dispatch::{Command, DispatchLimits, DispatchStats, Dispatcher, Outcome, QueueFull, Source};
+pub use dispatch::{Command, DispatchLimits, DispatchStats, Dispatcher, MemberError, Outcome, QueueFull, Source};
 pub use event::WorkerEvent;
 pub use fake::{FakeModel, FakeRunner, Fault};
 pub use job::{Handoff, Job};
