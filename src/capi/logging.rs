@@ -59,7 +59,7 @@ impl log::Log for ToHost {
 }
 
 /// Gives the lines of `level` and below (1 error to 5 trace; 0 none) to `callback`, with `user`; NULL stops it. The
-/// lines are eldr's and, at level 3 and above, llama.cpp's.
+/// lines are eldr's and llama.cpp's, of which errors are warnings here, warnings information, and so on.
 ///
 /// Process-wide. When it returns, no thread is in the callback set before, and its `user` may go. Any thread, but not
 /// from the callback. Errors: ELDR_STATUS_ARGUMENT for another level, ELDR_STATUS_UNSUPPORTED if the process is a Rust

@@ -4,7 +4,7 @@
 #   tests/capi/run.sh            everything
 #   tests/capi/run.sh router     without llama.cpp: seconds
 #
-# Needs a C and C++ compiler, cmake, nm and pkg-config. valgrind is used where it is installed, and it is said where not.
+# Needs a C and C++ compiler, binutils, cmake and pkg-config. valgrind is used where it is installed, and it is said where not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -19,8 +19,8 @@ warnings=(-Wall -Wextra -Werror -pedantic)
 c=(cc -std=c11 "${warnings[@]}" -O1 -g -pthread)
 cpp=(c++ -std=c++17 "${warnings[@]}" -O1 -g -pthread)
 
-for tool in cc c++ cmake nm pkg-config; do
-    have "$tool" || stop "$tool is missing; install build-essential, cmake and pkg-config and run this again."
+for tool in cc c++ cmake nm objdump pkg-config; do
+    have "$tool" || stop "$tool is missing; install build-essential, binutils, cmake and pkg-config and run this again."
 done
 
 step() { echo "-- $*"; }
@@ -119,7 +119,7 @@ ELDR_CAPI_DIR=$work cargo test --quiet --release --locked --no-default-features 
 llama=$(cargo build --quiet --release --locked --lib --no-default-features --features llama,capi --message-format=json |
     sed -n 's/.*"reason":"build-script-executed".*llama-cpp-sys-2.*"out_dir":"\([^"]*\)".*/\1/p' | tail -n 1)
 [ -d "$llama/lib" ] || stop "cargo did not say where llama.cpp is"
-archives=(-L"$llama/lib" -Wl,--start-group -lllama -lggml -lggml-rpc -lggml-cpu -lggml-base -Wl,--end-group -lgomp -ldl)
+archives=(-L"$llama/lib" "-Wl,--start-group" -lllama -lggml -lggml-rpc -lggml-cpu -lggml-base "-Wl,--end-group" -lgomp -ldl)
 for kind in router engine; do
     prefix=$work/$kind
     # llama.cpp's headers are not ours to warn about. With the engine's library two ggml are in one process.

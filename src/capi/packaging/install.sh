@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the C library and installs it with its headers, pkg-config file and CMake package:
+# Builds the C library and installs it with its headers, pkg-config file and CMake package, on Linux:
 #
 #   src/capi/packaging/install.sh PREFIX [engine|router] [shared|static|both]
 #
@@ -22,7 +22,7 @@ esac
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 IFS=. read -r major minor _ <<<"$version"
-# The soname's number is the C ABI's, which grows and never breaks.
+# Changes only if something is taken away; ELDR_ABI_VERSION grows with every addition.
 so_major=1
 target=${CARGO_TARGET_DIR:-target}/release
 root=${DESTDIR:-}$prefix
@@ -35,8 +35,7 @@ for kind in $kinds; do
     shared)
         cargo rustc --release --locked --lib "${build[@]}" --crate-type cdylib -- \
             -C link-arg=-Wl,-soname,libeldr.so.$so_major -C link-arg=-Wl,--gc-sections -C strip=symbols
-        install -m 755 "$target/libeldr.so" "$root/lib/libeldr.so.$version"
-        ln -sf "libeldr.so.$version" "$root/lib/libeldr.so.$so_major"
+        install -m 755 "$target/libeldr.so" "$root/lib/libeldr.so.$so_major"
         ln -sf "libeldr.so.$so_major" "$root/lib/libeldr.so"
         ;;
     static)
@@ -53,11 +52,9 @@ done
 
 install -m 644 src/capi/eldr.h src/capi/eldr.hpp "$root/include"
 fill() {
-    # shellcheck disable=SC2001
-    local cmake_libs
-    cmake_libs=$(echo "$libs_private" | sed 's/^ *//; s/ *$//; s/  */;/g')
     local libs=$libs_private
-    case $1 in *.cmake.in) libs=$cmake_libs ;; esac
+    # CMake's lists are cut by semicolons.
+    case $1 in *.cmake.in) libs=$(echo "$libs" | sed 's/^ *//; s/ *$//; s/  */;/g') ;; esac
     sed -e "s|@PREFIX@|$prefix|g" -e "s|@LIBDIR@|lib|g" -e "s|@VERSION@|$version|g" -e "s|@MAJOR@|$major|g" \
         -e "s|@MINOR@|$minor|g" -e "s|@SO_MAJOR@|$so_major|g" -e "s|@LIBS_PRIVATE@|$libs|g" "src/capi/packaging/$1" >"$2"
 }
