@@ -224,8 +224,16 @@ public:
   std::vector<std::int32_t> tokenize(std::string_view text) const {
     std::vector<std::int32_t> tokens(text.size() + 8);
     std::size_t n = 0;
-    check(eldr_engine_tokenize(handle_, text.data(), text.size(), tokens.data(), tokens.size(), &n));
-    tokens.resize(n);
+    const auto copy = [&] {
+      return eldr_engine_tokenize(handle_, text.data(), text.size(), tokens.data(), tokens.size(), &n);
+    };
+    eldr_status status = copy();
+    if (status == ELDR_STATUS_BUFFER) {
+      tokens.resize(n);
+      status = copy();
+    }
+    check(status);
+    tokens.resize(status == ELDR_STATUS_OK ? n : 0);
     return tokens;
   }
 

@@ -2,7 +2,7 @@
 //!
 //! `examples/byo_context.cpp` prints the same lines; tests/capi/run.sh compares them.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fmt::Write, fs, path::PathBuf};
 
 use eldr::{
     Engine, EngineConfig, PolicyKind,
@@ -29,7 +29,7 @@ fn prompts(file: &str, n: usize) -> Vec<String> {
 }
 
 /// 64-bit FNV-1a.
-pub fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
+fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
@@ -75,14 +75,16 @@ fn write_reference() {
         let request =
             Request { prompt, max_tokens: 2, sampling: SamplingParams::default(), domain: None, deadline: None };
         let decision = engine.submit(request).unwrap().collect().unwrap().decision.unwrap();
-        lines += &format!(
-            "tokens {n_tokens} counts {:016x} signature {:016x} worker {} band {} similarity {:08x}\n",
+        writeln!(
+            lines,
+            "tokens {n_tokens} counts {:016x} signature {:016x} worker {} band {} similarity {:08x}",
             fnv(rows.flat_map(|n| n.to_le_bytes())),
             fnv(signature.as_slice().iter().flat_map(|x| x.to_bits().to_le_bytes())),
             decision.worker,
             decision.band,
             decision.similarity.unwrap().to_bits(),
-        );
+        )
+        .unwrap();
     }
     fs::write(dir.join("prompts.txt"), served.join("\n") + "\n").unwrap();
     fs::write(dir.join("engine.txt"), lines).unwrap();

@@ -138,5 +138,5 @@ step "examples/embed.c"
 grep -q '32 tokens' "$work/embed.txt" || stop "embed did not write 32 tokens"
 
 step "examples/embed_tokio.rs"
-cargo run --quiet --release --locked --no-default-features --features llama --example embed_tokio
+cargo run --quiet --release --locked --no-default-features --features llama,capi --example embed_tokio
 echo "-- all done"
