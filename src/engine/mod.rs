@@ -53,7 +53,7 @@ pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner}
 pub use replace::{OutputError, check_output, replace_file};
 pub use shared::EngineStats;
 use shared::Shared;
-pub use stream::{Completion, StreamEvent, TokenStream};
+pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};

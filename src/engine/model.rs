@@ -38,8 +38,9 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Checks the configuration and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        if let Some(first) = config.problems().into_iter().next() {
-            return Err(EngineError::Config(first));
+        let problems = config.problems();
+        if !problems.is_empty() {
+            return Err(EngineError::Config(problems.join("; ")));
         }
         let backend = Backend::init();
         let best = backend.best_device();
