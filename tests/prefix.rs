@@ -10,7 +10,7 @@ use eldr::{
     engine::{LlamaRunner, TapUse},
     llama::{Backend, Batch, Context, ContextParams, Model, ModelParams},
     schedule::{CacheStats, Handoff, Job, ModelRunner, PrefillWorker, PrefixConfig, WorkerEvent},
-    types::{Request, RequestId, SamplingParams, Token},
+    types::{Request, RequestId, SamplingParams, Slot, Token},
 };
 use support::planted::{self, Arch};
 
@@ -87,8 +87,9 @@ impl Rig {
     }
 }
 
-/// What of a hand-off does not depend on how it was computed: the first token, the state, the counts.
-fn same(a: &Handoff, b: &Handoff, exact: bool) {
+/// What of a hand-off does not depend on how it was computed: the first token, the state, the counts. The states are
+/// compared from the same slot of `rig`, since they name the slot they come from.
+fn same(a: &Handoff, b: &Handoff, exact: bool, rig: &mut Rig) {
     let tokens = a.job.request.prompt.len();
     assert_eq!(a.job.request.prompt, b.job.request.prompt);
     assert!(a.counts.is_some());
@@ -96,7 +97,13 @@ fn same(a: &Handoff, b: &Handoff, exact: bool) {
     assert_eq!(a.state.n_tokens, b.state.n_tokens);
     if exact {
         assert_eq!(a.job.generated, b.job.generated, "first token after {tokens} tokens");
-        assert_eq!(a.state.bytes, b.state.bytes, "keys and values of {tokens} tokens");
+        let [a, b] = [a, b].map(|handoff| {
+            rig.runner.import(Slot(1), &handoff.state).unwrap();
+            let state = rig.runner.export(Slot(1)).unwrap();
+            rig.runner.close(Slot(1)).unwrap();
+            state.bytes
+        });
+        assert!(a == b, "keys and values of {tokens} tokens differ");
     }
 }
 
@@ -130,7 +137,7 @@ fn what_is_used_again_is_bit_for_bit_a_cold_prefill() {
     let mut warm = Rig::new(&model, ContextParams::default(), 1 << 20);
     for (prompt, n_cached) in scenario(&system, &a, &b) {
         let (want, got) = (cold.run(&prompt), warm.run(&prompt));
-        same(&got, &want, true);
+        same(&got, &want, true, &mut cold);
         assert_eq!((got.job.n_cached, want.job.n_cached), (n_cached, 0), "{} tokens", prompt.len());
     }
     assert_eq!(warm.stats.n_fallbacks, 0);
@@ -142,7 +149,7 @@ fn logits_after_a_prefix_are_those_of_a_cold_prefill() {
     let tokens = text(&model, 150, "The river turns north below the old mill, and the fields flood every spring. ");
     let params = ContextParams { n_slots: 3, n_ctx_slot: 256, ..ContextParams::default() };
     let mut context = Context::new(&model, &params).unwrap();
-    let mut run = |context: &mut Context, seq: u32, from: u32| -> Vec<u32> {
+    let run = |context: &mut Context, seq: u32, from: u32| -> Vec<u32> {
         let mut pos = from;
         let mut logits = Vec::new();
         while pos < 150 {
@@ -188,7 +195,8 @@ fn identical_prompts_at_once_and_a_small_budget_stay_exact() {
     }
     let handoffs = warm.drain();
     for (handoff, prompt) in handoffs.iter().zip(&prompts) {
-        same(handoff, &cold.run(prompt), true);
+        let want = cold.run(prompt);
+        same(handoff, &want, true, &mut cold);
     }
     assert_eq!(handoffs.last().unwrap().job.n_cached, 134, "the last of three at once");
     assert!(warm.stats.n_held_tokens <= 200 && warm.stats.n_fallbacks == 0, "{:?}", warm.stats);
@@ -206,7 +214,7 @@ fn planted_picks_are_counted_whatever_is_used_again_in_every_architecture() {
         let part = |n, seed| planted::some_tokens(n, seed);
         for (prompt, n_cached) in scenario(&part(96, 1), &part(70, 2), &part(45, 3)) {
             let (want, got) = (cold.run(&prompt), warm.run(&prompt));
-            same(&got, &want, !arch.has_window() && !kv_unified);
+            same(&got, &want, !arch.has_window() && !kv_unified, &mut cold);
             let counts = got.counts.unwrap();
             for layer in planted.shape.usable() {
                 assert_eq!(counts.row(layer).unwrap(), planted.expected_counts(&prompt, layer), "{arch:?}");
