@@ -19,6 +19,8 @@ mod prompts;
 mod record;
 mod route;
 mod run;
+#[cfg(feature = "server")]
+mod serve;
 mod settings;
 mod size;
 
@@ -65,6 +67,9 @@ struct Cli {
 enum Verb {
     /// Generate text for one prompt
     Run(run::RunArgs),
+    /// Answer HTTP requests, as OpenAI's API and llama-server do
+    #[cfg(feature = "server")]
+    Serve(serve::ServeArgs),
     /// Record which experts prompts and their answers pick, into a trace
     Record(record::RecordArgs),
     /// Fit a calibration to prompts, a trace or counts, and tell whether locality helps
@@ -221,6 +226,8 @@ impl Verb {
     fn json(&self) -> bool {
         match self {
             Self::Run(args) => args.json,
+            #[cfg(feature = "server")]
+            Self::Serve(args) => args.json,
             Self::Record(args) => args.json,
             Self::Calibrate(args) => args.json,
             Self::Route(args) => args.json,
@@ -239,6 +246,8 @@ impl Verb {
             Self::Bench(args) => args.outputs(),
             Self::Inflate(args) => vec![&args.output],
             Self::Record(args) => vec![&args.output],
+            #[cfg(feature = "server")]
+            Self::Serve(args) => args.outputs(),
             Self::Run(_) | Self::Route(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
         }
     }
@@ -247,6 +256,8 @@ impl Verb {
         let mut output = Output::new(self.json());
         match self {
             Self::Run(args) => args.run(&mut output),
+            #[cfg(feature = "server")]
+            Self::Serve(args) => args.run(&mut output),
             Self::Record(args) => args.run(&mut output),
             Self::Calibrate(args) => args.run(&mut output),
             Self::Route(args) => args.run(&mut output),

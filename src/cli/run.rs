@@ -109,6 +109,7 @@ impl SamplingArgs {
             penalty_last_n: self.repeat_last_n.unwrap_or(default.penalty_last_n),
             seed: self.seed.unwrap_or(default.seed),
             ignore_eos: self.ignore_eos.unwrap_or(default.ignore_eos),
+            ..default
         }
     }
 }
@@ -274,7 +275,7 @@ impl Answer {
     }
 
     fn summary(&self) -> String {
-        let Usage { prompt_tokens, completion_tokens } = self.usage;
+        let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
         let first = self.first.map(|first| format!(", first after {:.1} ms", milliseconds(first)));
         let rest = self.tpot().map(|tpot| format!(", then {:.2} ms a token", milliseconds(tpot)));
         format!(

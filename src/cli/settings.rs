@@ -10,8 +10,8 @@ use toml::de::{DeTable, DeValue};
 use super::error::CliError;
 
 /// Options of one call, which no file or environment should carry over to another.
-const NOT_SETTINGS: [&str; 10] =
-    ["config", "factor", "force", "help", "json", "output", "prompt", "size", "svg", "version"];
+const NOT_SETTINGS: [&str; 11] =
+    ["check", "config", "factor", "force", "help", "json", "output", "prompt", "size", "svg", "version"];
 
 /// The name of the environment's setting for the option `--long`.
 pub fn env_name(long: &str) -> String {

@@ -1,4 +1,8 @@
-use crate::{engine::Tokenizer, llama::Model, types::Token};
+use crate::{
+    engine::Tokenizer,
+    llama::{Model, Sampler},
+    types::Token,
+};
 
 /// The vocabulary of a loaded model.
 pub struct ModelTokenizer {
@@ -18,6 +22,14 @@ impl ModelTokenizer {
 impl Tokenizer for ModelTokenizer {
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, String> {
         self.model.tokenize(text, true, true).map_err(|error| error.to_string())
+    }
+
+    fn tokenize_as(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {
+        self.model.tokenize(text, add_special, parse_special).map_err(|error| error.to_string())
+    }
+
+    fn check_grammar(&self, grammar: &str) -> Result<(), String> {
+        Sampler::check_grammar(&self.model, grammar).map_err(|error| error.to_string())
     }
 
     fn piece(&self, token: Token) -> Vec<u8> {

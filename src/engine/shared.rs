@@ -8,11 +8,12 @@ use crossbeam::channel::Sender;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    calibrate::Calibration,
     engine::{EngineError, refit::Refit, stream::RawEvent},
-    refit::{FitResult, RefitStats},
+    refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
-    types::{FinishReason, Request, RequestId},
+    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
+    types::{FinishReason, Request, RequestId, WorkerId},
 };
 
 /// What a worker's thread is told.
@@ -51,8 +52,12 @@ pub struct EngineStats {
     pub n_queued: usize,
     /// The decode workers and their loads.
     pub workers: Vec<WorkerView>,
+    /// Which of them are lost; the others that are not healthy are drained.
+    pub lost: Vec<bool>,
     /// Counters since the start.
     pub dispatch: DispatchStats,
+    /// What the prefill workers kept and used again.
+    pub cache: CacheStats,
     /// Drift and refits; none where the centroids stay as calibrated.
     pub refit: Option<RefitStats>,
 }
@@ -123,9 +128,9 @@ impl Shared {
         }
         let now = self.started.elapsed();
         let mut state = self.state.lock();
-        for event in events.drain(..) {
-            if let WorkerEvent::Token { id, token } = event {
-                state.send(id, RawEvent::Token(token, now));
+        for mut event in events.drain(..) {
+            if let WorkerEvent::Token { id, token, logprobs } = &mut event {
+                state.send(*id, RawEvent::Token(*token, now, logprobs.take()));
             }
             if let WorkerEvent::Lost { error } = &event {
                 log::error!("{source:?} is lost, its requests go to other workers: {error}");
@@ -167,12 +172,44 @@ impl Shared {
         }
     }
 
+    /// Takes in what a decode step read.
+    pub(super) fn observe_step(&self, reads: Reads) {
+        if let Some(refit) = &mut self.state.lock().refit {
+            refit.observe_step(reads);
+        }
+    }
+
     /// Takes in the end of a check of the centroids; nothing if it panicked.
     pub(super) fn end_fit(&self, result: Option<FitResult>) {
         let State { dispatcher, refit, .. } = &mut *self.state.lock();
         if let Some(refit) = refit {
             refit.end(result, dispatcher);
         }
+    }
+
+    /// Gives a decode worker that is about to start its number. It gets requests once it is resumed.
+    pub(super) fn add_decode(&self, n_slots: u32, inbox: Sender<ToWorker>) -> Result<WorkerId, EngineError> {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(EngineError::Draining);
+        }
+        state.decode.push(inbox);
+        Ok(state.dispatcher.add_decode(n_slots))
+    }
+
+    pub(super) fn drain_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        state.dispatcher.drain_decode(worker)?;
+        self.carry_out(&mut state);
+        Ok(())
+    }
+
+    pub(super) fn resume_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.resume_decode(worker, commands)?;
+        self.carry_out(&mut state);
+        Ok(())
     }
 
     /// Takes no more requests.
@@ -238,9 +275,20 @@ impl Shared {
             n_active: state.dispatcher.n_active(),
             n_queued: state.dispatcher.n_queued(),
             workers: state.dispatcher.workers().to_vec(),
+            lost: state.dispatcher.lost().to_vec(),
             dispatch: state.dispatcher.stats(),
+            cache: state.dispatcher.cache_stats(),
             refit: state.refit.as_ref().map(Refit::stats),
         }
+    }
+
+    pub(super) fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        if state.refit.is_some() {
+            let why = "the centroids follow the traffic (--refit), so no file may replace them; restart without it";
+            return Err(EngineError::Calibration(why.to_owned()));
+        }
+        state.dispatcher.set_calibration(calibration).map_err(EngineError::Calibration)
     }
 
     pub(super) fn started(&self) -> Instant {

@@ -7,7 +7,7 @@ use crate::{
     engine::{Tokenizer, shared::Shared},
     route::Decision,
     schedule::Outcome,
-    types::{FinishReason, RequestId, Token, Usage},
+    types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
 /// What happens to a request, as its client sees it.
@@ -21,6 +21,8 @@ pub enum StreamEvent {
         text: String,
         /// When it was drawn, since the engine's start.
         at: Duration,
+        /// How likely it was, if the request asked.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// The decode worker was chosen. A request that is prefilled again is routed again.
     Routed {
@@ -45,7 +47,7 @@ pub enum StreamEvent {
 /// What the workers put into a stream.
 #[derive(Debug)]
 pub(super) enum RawEvent {
-    Token(Token, Duration),
+    Token(Token, Duration, Option<Box<TokenLogprobs>>),
     Routed(Box<Decision>, Duration),
     End(Outcome),
 }
@@ -104,6 +106,11 @@ impl TokenStream {
         }
     }
 
+    /// What cancels the request while another thread reads the stream.
+    pub fn canceller(&self) -> Canceller {
+        Canceller { id: self.id, shared: Weak::clone(&self.shared) }
+    }
+
     /// Reads to the end: the text, the tokens, and how it ended. A failure is the error.
     pub fn collect(mut self) -> Result<Completion, String> {
         let mut completion = Completion::default();
@@ -127,9 +134,9 @@ impl TokenStream {
 
     fn translate(&mut self, event: Option<RawEvent>) -> StreamEvent {
         match event {
-            Some(RawEvent::Token(token, at)) => {
+            Some(RawEvent::Token(token, at, logprobs)) => {
                 let text = self.text.push(&self.tokenizer.piece(token));
-                StreamEvent::Token { token, text, at }
+                StreamEvent::Token { token, text, at, logprobs }
             }
             Some(RawEvent::Routed(decision, at)) => StreamEvent::Routed { decision, at },
             Some(RawEvent::End(Outcome::Finished(reason, usage))) => {
@@ -144,6 +151,22 @@ impl TokenStream {
                 self.ended = true;
                 StreamEvent::Failed("the engine stopped before the request ended".to_owned())
             }
+        }
+    }
+}
+
+/// Cancels one request, from any thread.
+#[derive(Clone)]
+pub struct Canceller {
+    id: RequestId,
+    shared: Weak<Shared>,
+}
+
+impl Canceller {
+    /// As [`TokenStream::cancel`]. Does nothing once the request or the engine has ended.
+    pub fn cancel(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.cancel(self.id, FinishReason::Cancelled);
         }
     }
 }

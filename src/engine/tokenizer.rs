@@ -6,6 +6,19 @@ pub trait Tokenizer: Send + Sync {
     /// none.
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, String>;
 
+    /// The tokens of `text`; `add_special` puts the model's first and last tokens around it, `parse_special` reads
+    /// special tokens written out in the text as such. Unless overridden, as [`Tokenizer::tokenize`].
+    fn tokenize_as(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {
+        let _ = (add_special, parse_special);
+        self.tokenize(text)
+    }
+
+    /// Says why `grammar` (GBNF, start symbol `root`) can not steer this vocabulary's draws.
+    fn check_grammar(&self, grammar: &str) -> Result<(), String> {
+        let _ = grammar;
+        Err("this engine's workers draw without grammars".to_owned())
+    }
+
     /// The bytes of one token; part of a character, perhaps.
     fn piece(&self, token: Token) -> Vec<u8>;
 

@@ -8,6 +8,7 @@ use crossbeam::channel::Receiver;
 
 use crate::{
     engine::{EngineError, EngineWorker, Permits, Shared, shared::ToWorker},
+    refit::Reads,
     schedule::{DecodeWorker, ModelRunner, PrefillWorker, Source, WorkerEvent},
 };
 
@@ -37,13 +38,19 @@ impl Scheduler {
         }
     }
 
-    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
-        match self {
-            Self::Prefill(worker) => worker.step(runner, events),
-            Self::Decode(worker) => {
+    /// One step; what it read, if its experts were counted.
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<Reads> {
+        let step = match self {
+            Self::Prefill(worker) => {
                 worker.step(runner, events);
+                return None;
             }
-        }
+            Self::Decode(worker) => worker.step(runner, events),
+        };
+        let distinct = step.picks.distinct();
+        let sum: u32 = distinct.iter().sum();
+        let reads = Reads { distinct: f64::from(sum) / distinct.len() as f64, batch: step.requests.len() as f64 };
+        (!distinct.is_empty()).then_some(reads)
     }
 
     fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
@@ -68,20 +75,13 @@ impl Starter {
         scheduler: Scheduler,
         inbox: Receiver<ToWorker>,
     ) -> Result<(), EngineError> {
-        let shared = Arc::clone(&self.shared);
-        let name = worker.name.clone();
-        self.thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+        self.threads.push(spawn_worker(&self.shared, source, worker, scheduler, inbox)?);
+        Ok(())
     }
 
     pub(super) fn spawn_deadlines(&mut self) -> Result<(), EngineError> {
         let shared = Arc::clone(&self.shared);
-        self.thread("deadlines", move || shared.watch_deadlines())
-    }
-
-    fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), EngineError> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        let thread = thread.map_err(|e| EngineError::Config(format!("no thread could be started for {name}: {e}")))?;
-        self.threads.push(thread);
+        self.threads.push(thread("deadlines", move || shared.watch_deadlines())?);
         Ok(())
     }
 }
@@ -93,6 +93,24 @@ impl Drop for Starter {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
+}
+
+/// Starts a worker's thread.
+pub(super) fn spawn_worker(
+    shared: &Arc<Shared>,
+    source: Source,
+    worker: EngineWorker,
+    scheduler: Scheduler,
+    inbox: Receiver<ToWorker>,
+) -> Result<JoinHandle<()>, EngineError> {
+    let shared = Arc::clone(shared);
+    let name = worker.name.clone();
+    thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+}
+
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    thread.map_err(|error| EngineError::Config(format!("no thread could be started for {name}: {error}")))
 }
 
 /// A worker's thread: messages in, one step, events out, until the engine stops.
@@ -118,8 +136,10 @@ fn run_worker(
         // A panic in a runner is that worker's end, not the engine's: its requests go on elsewhere.
         let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
         drop(permit);
-        if step.is_err() {
-            scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
+        match step {
+            Ok(Some(reads)) => shared.observe_step(reads),
+            Ok(None) => {}
+            Err(_) => scheduler.abandon(&format!("{} panicked", worker.name), &mut events),
         }
         shared.deliver(source, &mut events);
     }

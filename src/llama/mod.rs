@@ -11,6 +11,7 @@
 
 mod backend;
 mod batch;
+mod chain;
 mod context;
 mod device;
 mod draw;
@@ -19,8 +20,10 @@ mod facts;
 mod gate;
 mod gguf;
 pub mod gguf_file;
+mod grammar;
 mod guard;
 mod logging;
+mod logprobs;
 mod model;
 mod params;
 mod sampler;

@@ -2,27 +2,40 @@
 //!
 //! Never draws from hidden state: a draw depends on the seed, on how many tokens came before, and on the logits alone.
 
-use std::{
-    fmt,
-    ptr::{self, NonNull},
-};
+use std::fmt;
 
 use llama_cpp_sys_2 as sys;
 
 use crate::{
     rng::uniform_at,
-    types::{SamplingParams, Token},
+    types::{SamplingParams, Token, TokenLogprobs},
 };
 
-use super::{draw::draw, error::LlamaError, guard, model::Model};
+use super::{
+    chain::{Chain, failed, no_steps},
+    draw::draw,
+    error::LlamaError,
+    grammar::Grammar,
+    guard, logprobs,
+    model::Model,
+};
+
+/// What tells the draw under a grammar from the one before it, which the grammar did not allow.
+const SECOND_DRAW: u64 = 0x6772_616d_6d61_7221;
 
 /// The sampler of one sequence.
 ///
 /// llama.cpp's own chain applies penalties, top-k, top-p and min-p; temperature and draw are ours, by inverse CDF over
 /// the remaining tokens in the order of their ids, so that it goes on unchanged on another worker: [`Sampler::new`]
 /// with the tokens generated so far continues where they end.
+///
+/// Under a grammar a token is drawn as without it, and if it is not allowed, a second one among those that are. That
+/// is the distribution over the allowed tokens, and spares looking at all of them at each step.
 pub struct Sampler {
+    model: Model,
     chain: Option<Chain>,
+    grammar: Option<Grammar>,
+    bias: Vec<(Token, f32)>,
     candidates: Vec<sys::llama_token_data>,
     room: Room,
     /// Tokens are drawn from the logits divided by this, after the chain.
@@ -31,29 +44,16 @@ pub struct Sampler {
     seed: u64,
     /// Tokens chosen so far, those of the history included.
     n_chosen: u64,
+    n_logprobs: Option<u32>,
+    logprobs: Option<Box<TokenLogprobs>>,
 }
 
 /// Kept to spare allocations.
 #[derive(Default)]
 struct Room {
+    biased: Vec<f32>,
     logits: Vec<f32>,
     weights: Vec<f32>,
-}
-
-struct Chain {
-    raw: NonNull<sys::llama_sampler>,
-    /// Its steps may point into the vocabulary.
-    _model: Model,
-}
-
-// SAFETY: a chain has no thread of its own and keeps no thread-local state; one owner uses it at a time.
-unsafe impl Send for Chain {}
-
-impl Drop for Chain {
-    fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
-        unsafe { sys::llama_sampler_free(self.raw.as_ptr()) };
-    }
 }
 
 impl Sampler {
@@ -61,14 +61,22 @@ impl Sampler {
     pub fn new(model: &Model, params: &SamplingParams, history: &[Token]) -> Result<Self, LlamaError> {
         check(params)?;
         let greedy = params.temperature <= 0.0;
+        for &(token, _) in &params.logit_bias {
+            model.check_token(token)?;
+        }
         let mut sampler = Self {
-            chain: Chain::new(model, params, greedy)?,
+            model: model.clone(),
+            chain: chain(model, params, greedy)?,
+            grammar: params.grammar.as_deref().map(|text| Grammar::new(model, text)).transpose()?,
+            bias: params.logit_bias.clone(),
             candidates: Vec::new(),
             room: Room::default(),
             temperature: params.temperature,
             greedy,
             seed: params.seed,
             n_chosen: 0,
+            n_logprobs: params.n_logprobs,
+            logprobs: None,
         };
         for &token in history {
             model.check_token(token)?;
@@ -77,63 +85,102 @@ impl Sampler {
         Ok(sampler)
     }
 
+    /// Says why a grammar can not be used.
+    pub fn check_grammar(model: &Model, grammar: &str) -> Result<(), LlamaError> {
+        Grammar::new(model, grammar).map(drop)
+    }
+
     /// Chooses the next token from its logits, one for each token of the vocabulary, and remembers it.
     ///
-    /// Greedy takes the largest logit, and of equal ones the lowest id.
+    /// Greedy takes the largest logit, and of equal ones the lowest id. A grammar that allows nothing more ends the
+    /// text.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Token, LlamaError> {
-        let token = if self.greedy && self.chain.is_none() {
-            argmax(logits.iter().copied().zip(0..))
-        } else if self.chain.is_none() {
-            let uniform = uniform_at(self.seed, self.n_chosen);
-            draw(logits, self.temperature, uniform, &mut self.room.weights).and_then(|id| Token::try_from(id).ok())
-        } else {
-            let uniform = uniform_at(self.seed, self.n_chosen);
-            let (greedy, temperature, mut room) = (self.greedy, self.temperature, std::mem::take(&mut self.room));
-            let candidates = self.apply(logits)?;
-            let token = if greedy {
-                argmax(candidates.iter().map(|c| (c.logit, c.id)))
-            } else {
-                draw_candidate(candidates, temperature, uniform, &mut room)
-            };
-            self.room = room;
-            token
-        };
-        let token = token.ok_or_else(|| LlamaError::Sampling {
-            reason: "no logit is a number: the model or its input is broken".to_owned(),
-        })?;
+        let mut room = std::mem::take(&mut self.room);
+        let mut biased = std::mem::take(&mut room.biased);
+        let chosen = self.choose(self.biased(logits, &mut biased), &mut room);
+        room.biased = biased;
+        self.room = room;
+        let token = chosen?;
+        self.logprobs = self.n_logprobs.map(|n| Box::new(logprobs::of(logits, token, n as usize)));
         self.accept(token)?;
         Ok(token)
     }
 
-    /// Runs the chain over all tokens; gives those that are left.
-    fn apply(&mut self, logits: &[f32]) -> Result<&mut [sys::llama_token_data], LlamaError> {
+    /// How likely the last token was, once, if the parameters ask for it.
+    pub fn take_logprobs(&mut self) -> Option<Box<TokenLogprobs>> {
+        self.logprobs.take()
+    }
+
+    fn biased<'a>(&self, logits: &'a [f32], room: &'a mut Vec<f32>) -> &'a [f32] {
+        if self.bias.is_empty() {
+            return logits;
+        }
+        room.clear();
+        room.extend_from_slice(logits);
+        for &(token, bias) in &self.bias {
+            room[token as usize] += bias;
+        }
+        room
+    }
+
+    fn choose(&mut self, logits: &[f32], room: &mut Room) -> Result<Token, LlamaError> {
+        let uniform = uniform_at(self.seed, self.n_chosen);
+        let token = if self.chain.is_some() {
+            self.fill(logits);
+            self.pick(uniform, room)?
+        } else if self.greedy {
+            argmax(logits.iter().copied().zip(0..))
+        } else {
+            draw(logits, self.temperature, uniform, &mut room.weights).and_then(|id| Token::try_from(id).ok())
+        };
+        let nothing = || failed("no logit is a number: the model or its input is broken".to_owned());
+        let token = match token {
+            Some(token) => token,
+            // Every token was forbidden: the text ends, which is the request's doing and not the worker's.
+            None if !self.bias.is_empty() => return self.model.eos().ok_or_else(nothing),
+            None => return Err(nothing()),
+        };
+        let Some(grammar) = &self.grammar else { return Ok(token) };
+        if grammar.allows(token)? {
+            return Ok(token);
+        }
+        self.fill(logits);
+        if let Some(grammar) = &self.grammar {
+            grammar.filter(&mut self.candidates)?;
+        }
+        let uniform = uniform_at(self.seed ^ SECOND_DRAW, self.n_chosen);
+        match self.pick(uniform, room)? {
+            Some(token) => Ok(token),
+            None => self.model.eos().ok_or_else(nothing),
+        }
+    }
+
+    /// All tokens are candidates.
+    fn fill(&mut self, logits: &[f32]) {
         self.candidates.clear();
         self.candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| sys::llama_token_data { id, logit, p: 0.0 }));
-        let Some(chain) = &self.chain else { return Ok(&mut self.candidates) };
-        let mut array = sys::llama_token_data_array {
-            data: self.candidates.as_mut_ptr(),
-            size: self.candidates.len(),
-            selected: -1,
-            sorted: false,
+    }
+
+    /// Runs the chain over the candidates and takes one of those that are left.
+    fn pick(&mut self, uniform: f64, room: &mut Room) -> Result<Option<Token>, LlamaError> {
+        let left = match &self.chain {
+            _ if self.candidates.is_empty() => return Ok(None),
+            Some(chain) => chain.apply(&mut self.candidates)?,
+            None => &mut self.candidates,
         };
-        // SAFETY: the chain is ours and the array describes our candidates.
-        guard::call(|message, size| unsafe {
-            guard::eldr_guard_sampler_apply(chain.raw.as_ptr(), &raw mut array, message, size)
+        Ok(if self.greedy {
+            argmax(left.iter().map(|c| (c.logit, c.id)))
+        } else {
+            draw_candidate(left, self.temperature, uniform, room)
         })
-        .map_err(|e| LlamaError::Sampling { reason: e.to_string() })?;
-        // SAFETY: a step may shorten the array or replace it by one it owns; either way `size` entries are there until
-        // the chain is used again.
-        Ok(unsafe { std::slice::from_raw_parts_mut(array.data, array.size) })
     }
 
     fn accept(&mut self, token: Token) -> Result<(), LlamaError> {
         self.n_chosen += 1;
-        let Some(chain) = &self.chain else { return Ok(()) };
-        // SAFETY: the chain is ours and the token is in the vocabulary.
-        guard::call(|message, size| unsafe {
-            guard::eldr_guard_sampler_accept(chain.raw.as_ptr(), token, message, size)
-        })
-        .map_err(|e| LlamaError::Sampling { reason: e.to_string() })
+        if let Some(grammar) = self.grammar.as_mut().filter(|_| !self.model.is_eog(token)) {
+            grammar.accept(token)?;
+        }
+        self.chain.as_mut().map_or(Ok(()), |chain| chain.accept(token))
     }
 }
 
@@ -143,36 +190,22 @@ impl fmt::Debug for Sampler {
     }
 }
 
-impl Chain {
-    /// The steps that change something; `None` when none does. Greedy needs no step but the penalties.
-    fn new(model: &Model, params: &SamplingParams, greedy: bool) -> Result<Option<Self>, LlamaError> {
-        let whole = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
-        let steps = guard::eldr_guard_sampling {
-            penalty_last_n: whole(params.penalty_last_n),
-            penalty_repeat: params.penalty_repeat,
-            penalty_freq: params.penalty_freq,
-            penalty_present: params.penalty_present,
-            top_k: if greedy { 0 } else { whole(params.top_k) },
-            top_p: if greedy { 1.0 } else { params.top_p },
-            min_p: if greedy { 0.0 } else { params.min_p },
-            // The last step, which the draw does itself.
-            temperature: 1.0,
-            grammar: ptr::null(),
-            grammar_root: ptr::null(),
-        };
-        let failed = |reason: String| LlamaError::Sampling { reason };
-        let mut raw = ptr::null_mut();
-        // SAFETY: the vocabulary lives as long as the model, and the steps outlive the call.
-        guard::call(|message, size| unsafe {
-            guard::eldr_guard_sampler_init(model.vocab(), &raw const steps, &raw mut raw, message, size)
-        })
-        .map_err(|e| failed(e.to_string()))?;
-        let raw = NonNull::new(raw).ok_or_else(|| failed("llama.cpp made no sampler".to_owned()))?;
-        let chain = Self { raw, _model: model.clone() };
-        // SAFETY: the chain is ours.
-        let n_steps = unsafe { sys::llama_sampler_chain_n(chain.raw.as_ptr()) };
-        Ok((n_steps > 0).then_some(chain))
-    }
+/// The steps that change something; `None` when none does. Greedy needs no step but the penalties; temperature is the
+/// last step, which the draw does itself.
+fn chain(model: &Model, params: &SamplingParams, greedy: bool) -> Result<Option<Chain>, LlamaError> {
+    let whole = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
+    let steps = guard::eldr_guard_sampling {
+        penalty_last_n: whole(params.penalty_last_n),
+        penalty_repeat: params.penalty_repeat,
+        penalty_freq: params.penalty_freq,
+        penalty_present: params.penalty_present,
+        top_k: if greedy { 0 } else { whole(params.top_k) },
+        top_p: if greedy { 1.0 } else { params.top_p },
+        min_p: if greedy { 0.0 } else { params.min_p },
+        ..no_steps()
+    };
+    let chain = Chain::new(model, &steps)?.ok_or_else(|| failed("llama.cpp made no sampler".to_owned()))?;
+    Ok((!chain.is_empty()).then_some(chain))
 }
 
 fn check(params: &SamplingParams) -> Result<(), LlamaError> {
@@ -187,6 +220,11 @@ fn check(params: &SamplingParams) -> Result<(), LlamaError> {
         ),
         (!params.penalty_freq.is_finite(), "penalty_freq is not a number"),
         (!params.penalty_present.is_finite(), "penalty_present is not a number"),
+        (
+            params.logit_bias.iter().any(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY),
+            "a logit's bias is not a number",
+        ),
+        (params.grammar.is_some() && params.ignore_eos, "a grammar ends the text: it can not go on past its end"),
     ];
     match problem.into_iter().find(|(is_wrong, _)| *is_wrong) {
         Some((_, reason)) => Err(LlamaError::Sampling { reason: reason.to_owned() }),
@@ -194,10 +232,10 @@ fn check(params: &SamplingParams) -> Result<(), LlamaError> {
     }
 }
 
-/// The id of the largest logit, the lowest of equal ones. `None` when no logit is a number.
+/// The id of the largest logit, the lowest of equal ones. `None` when no logit is a number above negative infinity.
 fn argmax(logits: impl Iterator<Item = (f32, Token)>) -> Option<Token> {
     let mut best: Option<(f32, Token)> = None;
-    for (logit, id) in logits.filter(|(logit, _)| !logit.is_nan()) {
+    for (logit, id) in logits.filter(|(logit, _)| *logit > f32::NEG_INFINITY) {
         if best.is_none_or(|(top, top_id)| logit > top || (logit >= top && id < top_id)) {
             best = Some((logit, id));
         }
@@ -273,7 +311,7 @@ mod tests {
             let rest: Vec<_> = (cut..40).map(|_| moved.sample(&row).expect("a token")).collect();
             assert_eq!(rest, tokens[cut..], "moved after {cut}");
         }
-        let mut other = sampler(&SamplingParams { seed: 12, ..params }, &[]);
+        let mut other = sampler(&SamplingParams { seed: 12, ..params.clone() }, &[]);
         assert_ne!((0..40).map(|_| other.sample(&row).expect("a token")).collect::<Vec<_>>(), tokens);
         assert!((1..=4).all(|id| tokens.contains(&id)), "{tokens:?}");
     }
@@ -289,10 +327,10 @@ mod tests {
             seen.dedup();
             seen
         };
-        assert_eq!(drawn(SamplingParams { top_k: 2, ..base }), [10, 20]);
-        assert_eq!(drawn(SamplingParams { min_p: 0.2, ..base }), [10, 20]);
-        assert_eq!(drawn(SamplingParams { top_p: 0.1, ..base }), [10]);
-        assert_eq!(drawn(SamplingParams { temperature: 0.01, ..base }), [10]);
+        assert_eq!(drawn(SamplingParams { top_k: 2, ..base.clone() }), [10, 20]);
+        assert_eq!(drawn(SamplingParams { min_p: 0.2, ..base.clone() }), [10, 20]);
+        assert_eq!(drawn(SamplingParams { top_p: 0.1, ..base.clone() }), [10]);
+        assert_eq!(drawn(SamplingParams { temperature: 0.01, ..base.clone() }), [10]);
     }
 
     // A chain that changes nothing draws what no chain draws.
@@ -300,7 +338,7 @@ mod tests {
     fn the_short_way_draws_the_same_tokens() {
         let row: Vec<f32> = (0..model().n_vocab()).map(|id| (id * 7919 % 4001) as f32 / 400.0).collect();
         let plain = SamplingParams { temperature: 0.7, seed: 5, ..SamplingParams::default() };
-        let chained = SamplingParams { top_k: 4096, ..plain };
+        let chained = SamplingParams { top_k: 4096, ..plain.clone() };
         let (mut short, mut long) = (sampler(&plain, &[]), sampler(&chained, &[]));
         for _ in 0..300 {
             assert_eq!(short.sample(&row), long.sample(&row));
@@ -311,15 +349,75 @@ mod tests {
     fn settings_that_cannot_work_are_named() {
         let base = SamplingParams::default();
         for (params, word) in [
-            (SamplingParams { temperature: f32::NAN, ..base }, "temperature"),
-            (SamplingParams { top_p: 1.5, ..base }, "top_p"),
-            (SamplingParams { min_p: -0.1, ..base }, "min_p"),
-            (SamplingParams { penalty_repeat: 0.0, ..base }, "penalty_repeat"),
-            (SamplingParams { penalty_freq: f32::INFINITY, ..base }, "penalty_freq"),
+            (SamplingParams { temperature: f32::NAN, ..base.clone() }, "temperature"),
+            (SamplingParams { top_p: 1.5, ..base.clone() }, "top_p"),
+            (SamplingParams { min_p: -0.1, ..base.clone() }, "min_p"),
+            (SamplingParams { penalty_repeat: 0.0, ..base.clone() }, "penalty_repeat"),
+            (SamplingParams { penalty_freq: f32::INFINITY, ..base.clone() }, "penalty_freq"),
         ] {
             let error = Sampler::new(model(), &params, &[]).expect_err(word).to_string();
             assert!(error.contains(word), "{error}");
         }
         assert!(Sampler::new(model(), &base, &[-1]).is_err());
+    }
+
+    #[test]
+    fn a_bias_changes_what_is_likeliest() {
+        let row = logits(&[(5, 4.0), (6, 3.0), (7, 2.0)]);
+        let with = |logit_bias: Vec<(Token, f32)>| {
+            let params = SamplingParams { logit_bias, ..SamplingParams::default() };
+            sampler(&params, &[]).sample(&row)
+        };
+        assert_eq!(with(vec![(5, f32::NEG_INFINITY)]), Ok(6));
+        assert_eq!(with(vec![(7, 2.5)]), Ok(7));
+        let all: Vec<_> = (0..model().n_vocab()).map(|id| (id as Token, f32::NEG_INFINITY)).collect();
+        assert_eq!(with(all), Ok(model().eos().expect("a last token")));
+        let params = SamplingParams { logit_bias: vec![(-1, 1.0)], ..SamplingParams::default() };
+        assert!(Sampler::new(model(), &params, &[]).is_err());
+    }
+
+    #[test]
+    fn a_grammar_is_kept_whatever_is_likely() {
+        let row: Vec<f32> = (0..model().n_vocab()).map(|id| (id * 7919 % 4001) as f32 / 400.0).collect();
+        let grammar = Some("root ::= [0-9]{3} \"-\" [a-f]{2}".into());
+        for temperature in [0.0, 1.0] {
+            for penalty_present in [0.0, 0.5] {
+                let params = SamplingParams {
+                    temperature,
+                    penalty_present,
+                    seed: 3,
+                    grammar: grammar.clone(),
+                    ..SamplingParams::default()
+                };
+                let mut here = sampler(&params, &[]);
+                let mut tokens = Vec::new();
+                while !tokens.last().is_some_and(|&token| model().is_eog(token)) {
+                    tokens.push(here.sample(&row).expect("a token"));
+                    assert!(tokens.len() < 9, "{tokens:?}");
+                }
+                tokens.pop();
+                let text = model().text(&tokens).expect("text");
+                let (digits, letters) = text.split_once('-').expect("a dash");
+                assert!(digits.len() == 3 && digits.bytes().all(|b| b.is_ascii_digit()), "{text}");
+                assert!(letters.len() == 2 && letters.bytes().all(|b| (b'a'..=b'f').contains(&b)), "{text}");
+                let mut moved = sampler(&params, &tokens[..2]);
+                assert_eq!(moved.sample(&row), Ok(tokens[2]), "goes on elsewhere");
+            }
+        }
+        let endless = SamplingParams { ignore_eos: true, grammar, ..SamplingParams::default() };
+        assert!(Sampler::new(model(), &endless, &[]).is_err());
+    }
+
+    #[test]
+    fn how_likely_a_token_was_is_told_once_and_only_if_asked() {
+        let row = logits(&[(5, 4.0), (6, 3.0)]);
+        let params = SamplingParams { n_logprobs: Some(1), ..SamplingParams::default() };
+        let mut asked = sampler(&params, &[]);
+        asked.sample(&row).expect("a token");
+        assert_eq!(asked.take_logprobs().expect("asked").top.len(), 1);
+        assert_eq!(asked.take_logprobs(), None);
+        let mut not_asked = sampler(&SamplingParams::default(), &[]);
+        not_asked.sample(&row).expect("a token");
+        assert_eq!(not_asked.take_logprobs(), None);
     }
 }

@@ -1,9 +1,9 @@
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
     schedule::{
         DecodeItem, Handoff, Job, ModelRunner, RunError, RunnerInfo, StepPicks, WorkerEvent, compact,
-        prefill::{LOST, draw},
+        prefill::{LOST, draw, logprobs},
     },
     types::{FinishReason, RequestId, Slot, Token},
 };
@@ -166,7 +166,8 @@ impl DecodeWorker {
             let resident = place.as_mut().expect("planned");
             resident.n_filled += 1;
             self.step.requests.push(resident.job.id);
-            if let Some(reason) = draw(&mut resident.job, token, &self.eog, n_ctx_slot, events) {
+            let logprobs = logprobs(&resident.job, item.slot, runner);
+            if let Some(reason) = draw(&mut resident.job, token, logprobs, &self.eog, n_ctx_slot, events) {
                 let job = place.take().expect("planned").job;
                 events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() });
                 runner.close(item.slot)?;
@@ -181,16 +182,16 @@ impl DecodeWorker {
             let Some(Handoff { job, state, .. }) = self.incoming.pop_front() else { break };
             let slot = Slot(free as u32);
             // The job takes its place first: whatever fails below, it is among those the worker gives back.
-            let sampling = job.request.sampling;
+            let request = Arc::clone(&job.request);
             let resident = self.slots[free].insert(Resident { job, n_filled: state.n_tokens });
-            runner.open(slot, &sampling, &resident.job.generated)?;
+            runner.open(slot, &request.sampling, &resident.job.generated)?;
             match runner.import(slot, &state) {
                 Ok(()) => self.step.n_imported += 1,
                 Err(RunError::Restored(_)) => {
                     resident.n_filled = 0;
                     self.step.n_refilled += 1;
                     runner.close(slot)?;
-                    runner.open(slot, &sampling, &resident.job.generated)?;
+                    runner.open(slot, &request.sampling, &resident.job.generated)?;
                 }
                 Err(error) => return Err(error),
             }

@@ -1,6 +1,7 @@
 use crate::{
-    schedule::{Handoff, Job},
-    types::{FinishReason, RequestId, Token, Usage},
+    kv::BlockName,
+    schedule::{CacheStats, Handoff, Job},
+    types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
 /// What a worker reports after a step, in order.
@@ -12,6 +13,8 @@ pub enum WorkerEvent {
         id: RequestId,
         /// Which.
         token: Token,
+        /// How likely it was, if the request asked.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// A prompt is done and can be handed to a decode worker.
     Prefilled(Handoff),
@@ -31,9 +34,20 @@ pub enum WorkerEvent {
         /// What went wrong.
         error: String,
     },
+    /// What a prefill worker keeps has changed.
+    Cache(CacheChange),
     /// The worker takes no more work.
     Lost {
         /// What went wrong.
         error: String,
     },
+}
+
+/// Which blocks a prefill worker holds since it last said so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheChange {
+    /// In order: a block's name, and whether it came or went.
+    pub blocks: Vec<(BlockName, bool)>,
+    /// Counters since the worker's start.
+    pub stats: CacheStats,
 }

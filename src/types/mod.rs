@@ -7,5 +7,5 @@ mod request;
 mod shape;
 
 pub use ids::{RequestId, Slot, Token, WorkerId};
-pub use request::{FinishReason, Request, SamplingParams, Usage};
+pub use request::{FinishReason, Request, SamplingParams, TokenLogprobs, Usage};
 pub use shape::MoeShape;

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -21,10 +21,10 @@ pub struct Request {
 
 /// How a token is chosen from the logits. The default is greedy.
 ///
-/// Applied in this order: penalties, top-k, top-p, min-p, temperature, draw. The i-th draw of a request depends on
+/// Applied in this order: bias, grammar, penalties, top-k, top-p, min-p, temperature, draw. The i-th draw of a request depends on
 /// `seed` and i alone, so the text does not depend on the worker, and a request that moves to another worker goes on
 /// with the same text.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
     /// 0 takes the likeliest token.
@@ -47,6 +47,25 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Go on after an end-of-generation token, so that an output has exactly `max_tokens` tokens.
     pub ignore_eos: bool,
+    /// Added to the logits of these tokens, each at most once; negative infinity forbids one.
+    #[serde(skip)]
+    pub logit_bias: Vec<(Token, f32)>,
+    /// A grammar (GBNF, start symbol `root`) that the text must match from its first token on.
+    #[serde(skip)]
+    pub grammar: Option<Arc<str>>,
+    /// Report the log probability of each token drawn and of so many of the likeliest.
+    #[serde(skip)]
+    pub n_logprobs: Option<u32>,
+}
+
+/// How likely a drawn token was, by the model's own distribution: before bias, grammar, penalties, truncation and
+/// temperature.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TokenLogprobs {
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The likeliest tokens and theirs, likeliest first, of equals the lowest id first.
+    pub top: Vec<(Token, f32)>,
 }
 
 impl Default for SamplingParams {
@@ -62,6 +81,9 @@ impl Default for SamplingParams {
             penalty_last_n: 64,
             seed: 0,
             ignore_eos: false,
+            logit_bias: Vec::new(),
+            grammar: None,
+            n_logprobs: None,
         }
     }
 }
@@ -87,4 +109,7 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub completion_tokens: u32,
+    /// Tokens of the prompt that were not computed, because a worker still held their keys and values.
+    #[serde(default)]
+    pub cached_tokens: u32,
 }

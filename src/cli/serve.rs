@@ -1,0 +1,235 @@
+//! `eldr serve`: the HTTP server over an engine.
+//!
+//! Never answers a request itself; that is `eldr::server`.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process,
+    time::Duration,
+};
+
+use clap::Args;
+use eldr::{
+    engine::{EngineConfig, LoadedModel, WorkerList},
+    route::PolicyKind,
+    server::{Ended, ModelCard, Server, ServerConfig, ServerError},
+};
+use serde_json::json;
+
+use super::{
+    args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
+    error::CliError,
+    output::{Output, note},
+};
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Address to listen on; this machine alone can reach the default
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// Start everything but the listening, say what would be served, and end
+    #[arg(long)]
+    check: bool,
+    /// Print one JSON document once listening
+    #[arg(long)]
+    pub json: bool,
+    /// The model's name for clients; its file's without it
+    #[arg(short, long, value_name = "NAME")]
+    alias: Option<String>,
+    /// A key that lets requests in; may be repeated
+    #[arg(long, value_name = "KEY", hide_default_value = true)]
+    api_key: Vec<String>,
+    /// A file with one such key a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// A file with a chat template in Jinja, instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
+    /// MiB of a request's body at most
+    #[arg(long, value_name = "N")]
+    max_body: Option<usize>,
+    /// Connections open at once
+    #[arg(long, value_name = "N")]
+    max_connections: Option<usize>,
+    /// Answers one request may ask for
+    #[arg(long, value_name = "N")]
+    max_choices: Option<usize>,
+    /// Seconds a request may wait for its first token; 0 is for ever
+    #[arg(long, value_name = "SECONDS")]
+    queue_timeout: Option<u64>,
+    /// Seconds an answer may take; 0 is for ever
+    #[arg(long, value_name = "SECONDS")]
+    request_timeout: Option<u64>,
+    /// Seconds running requests get to end at a shutdown
+    #[arg(long, value_name = "SECONDS")]
+    drain_timeout: Option<u64>,
+    /// Write one JSON line for each answer to this file; no text is in it
+    #[arg(long, value_name = "FILE")]
+    request_log: Option<PathBuf>,
+    /// Put prompts and answers into the request log, too
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    log_text: Option<bool>,
+    /// Make texts independent of workers and company, to the bit, on the CPU without flash attention
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    exact: Option<bool>,
+    /// Routing policy; without it by locality if there is a calibration, else by load
+    #[arg(long, value_name = "NAME")]
+    policy: Option<PolicyKind>,
+    #[command(flatten)]
+    route: RouteArgs,
+    #[command(flatten)]
+    workers: WorkerArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+impl ServeArgs {
+    pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        let config = self.engine_config()?;
+        let server_config = self.server_config()?;
+        let template = self.chat_template_file.as_deref().map(read).transpose()?;
+        let (path, loaded) = self.model.load(&config)?;
+        let card = self.card(&path, &loaded, template);
+        if card.chat_template.is_none() {
+            note("the model has no chat template: chats are put as ChatML, which it may not know");
+        }
+        let engine = loaded.engine(&config)?;
+        let about = format!(
+            "{} by {} on {} prefill and {} decode workers of {} slots, {} tokens each",
+            card.id,
+            engine.policy_name(),
+            config.prefill.n_workers(),
+            config.decode.n_workers(),
+            config.n_slots,
+            engine.n_ctx_slot()
+        );
+        let document = json!({
+            "model": card.id, "policy": engine.policy_name(), "prefill": config.prefill, "decode": config.decode,
+            "slots": config.n_slots, "ctx": engine.n_ctx_slot(),
+        });
+        let is_open = !server_config.listen.ip().is_loopback() && server_config.api_keys.is_empty();
+        if is_open {
+            note("everyone who can reach this address can use the server: give it an --api-key");
+        }
+        let mut server = Server::new(engine.clone(), card, server_config)?;
+        if let Some(path) = config.calibration.clone() {
+            let (engine, loaded, config) = (engine.clone(), loaded.clone(), config.clone());
+            server = server.on_reload(move || {
+                let calibration = loaded.calibration(&config).map_err(|error| error.to_string())?;
+                let calibration = calibration.ok_or("there is no calibration to read again")?;
+                engine.set_calibration(calibration).map_err(|error| error.to_string())?;
+                Ok(format!("requests are routed by {} as it is now", path.display()))
+            });
+        }
+        if self.check {
+            output.line(&format!("would serve {about}"))?;
+            output.json(&document)?;
+            engine.shutdown();
+            return Ok(());
+        }
+        let mut told = Ok(());
+        let ended = server.run(|address| {
+            note(&format!("serving {about}, at http://{address}"));
+            let mut document = document;
+            document["url"] = format!("http://{address}").into();
+            told = output.json(&document);
+        })?;
+        told?;
+        if ended == Ended::AtOnce {
+            note("ended at once; requests were cut short");
+            process::exit(1);
+        }
+        engine.shutdown();
+        note("every request is answered; good-bye");
+        Ok(())
+    }
+
+    /// The files it writes.
+    pub fn outputs(&self) -> Vec<&Path> {
+        self.request_log.as_deref().into_iter().collect()
+    }
+
+    fn engine_config(&self) -> Result<EngineConfig, CliError> {
+        let mut config = EngineConfig::default();
+        if let Some(n) = calibrated_workers(&self.workers, &self.route)? {
+            config.decode = WorkerList::best(n);
+        }
+        self.model.configure(&mut config);
+        self.workers.configure(&mut config);
+        self.route.configure(&mut config, self.policy);
+        config.exact = self.exact.unwrap_or(config.exact);
+        Ok(config)
+    }
+
+    fn server_config(&self) -> Result<ServerConfig, CliError> {
+        let default = ServerConfig::default();
+        let seconds = |given: Option<u64>, default: Option<Duration>| match given {
+            None => default,
+            Some(0) => None,
+            Some(n) => Some(Duration::from_secs(n)),
+        };
+        let mut api_keys = self.api_key.clone();
+        if let Some(path) = &self.api_key_file {
+            api_keys.extend(read(path)?.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned));
+            if api_keys.is_empty() {
+                return Err(CliError::input(format!("{} has no key in it; write one a line", path.display())));
+            }
+        }
+        if api_keys.iter().any(String::is_empty) {
+            return Err(CliError::usage("an API key is empty, which would let everyone in; give it some characters"));
+        }
+        if self.log_text.unwrap_or(false) && self.request_log.is_none() {
+            return Err(CliError::usage("--log-text needs --request-log: there is no other place for texts"));
+        }
+        let at_least_one = |given: Option<usize>, default: usize, name: &str| match given {
+            Some(0) => Err(CliError::usage(format!("--{name} must be at least 1"))),
+            other => Ok(other.unwrap_or(default)),
+        };
+        Ok(ServerConfig {
+            listen: SocketAddr::new(self.host, self.port),
+            api_keys,
+            max_body: at_least_one(self.max_body, default.max_body >> 20, "max-body")?.min(1 << 20) << 20,
+            max_connections: at_least_one(self.max_connections, default.max_connections, "max-connections")?,
+            max_choices: at_least_one(self.max_choices, default.max_choices, "max-choices")?,
+            queue_timeout: seconds(self.queue_timeout, default.queue_timeout),
+            request_timeout: seconds(self.request_timeout, default.request_timeout),
+            drain_timeout: self.drain_timeout.map_or(default.drain_timeout, Duration::from_secs),
+            request_log: self.request_log.clone(),
+            log_text: self.log_text.unwrap_or(false),
+            ..default
+        })
+    }
+
+    fn card(&self, path: &Path, loaded: &LoadedModel, template: Option<String>) -> ModelCard {
+        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+        let (bos, eos) = loaded.border_tokens();
+        let facts = loaded.facts();
+        ModelCard {
+            id: self.alias.clone().or(name).unwrap_or_else(|| "model".to_owned()),
+            chat_template: template.or_else(|| loaded.chat_template()),
+            bos,
+            eos,
+            n_ctx_train: facts.n_ctx_train,
+            n_params: facts.n_params,
+            n_bytes: facts.size_bytes,
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String, CliError> {
+    fs::read_to_string(path).map_err(|error| CliError::input(format!("cannot read {}: {error}", path.display())))
+}
+
+impl From<ServerError> for CliError {
+    fn from(error: ServerError) -> Self {
+        match error {
+            ServerError::Threads(_) => Self::failed(error),
+            _ => Self::input(error),
+        }
+    }
+}

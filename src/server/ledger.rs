@@ -1,0 +1,172 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::{
+    route::Decision,
+    types::{RequestId, WorkerId},
+};
+
+/// Ended requests that are remembered.
+const N_PAST: usize = 256;
+const NOWHERE: u32 = u32::MAX;
+
+/// The requests being answered, and the last ones that were.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    live: Mutex<BTreeMap<RequestId, Arc<Entry>>>,
+    past: Mutex<VecDeque<Arc<Entry>>>,
+}
+
+/// One choice of one request.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// The engine's number.
+    pub request: RequestId,
+    /// The name the client was given: that of the answer, which may have several choices.
+    pub id: String,
+    pub choice: usize,
+    pub prompt_tokens: u32,
+    pub arrived: SystemTime,
+    /// Since the engine's start.
+    pub submitted: Duration,
+    n_generated: AtomicU32,
+    worker: AtomicU32,
+    rest: Mutex<Rest>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Rest {
+    decision: Option<Decision>,
+    n_routed: u32,
+    first: Option<Duration>,
+    last: Option<Duration>,
+    outcome: Option<&'static str>,
+}
+
+impl Ledger {
+    /// Opens an entry for a request that was accepted.
+    pub fn open(&self, request: RequestId, id: &str, choice: usize, prompt_tokens: u32, now: Duration) -> Arc<Entry> {
+        let entry = Arc::new(Entry {
+            request,
+            id: id.to_owned(),
+            choice,
+            prompt_tokens,
+            arrived: SystemTime::now(),
+            submitted: now,
+            n_generated: AtomicU32::new(0),
+            worker: AtomicU32::new(NOWHERE),
+            rest: Mutex::default(),
+        });
+        self.live.lock().insert(request, Arc::clone(&entry));
+        entry
+    }
+
+    /// Moves an entry to those that ended.
+    pub fn close(&self, entry: &Arc<Entry>, outcome: &'static str) {
+        entry.rest.lock().outcome = Some(outcome);
+        self.live.lock().remove(&entry.request);
+        let mut past = self.past.lock();
+        if past.len() == N_PAST {
+            past.pop_front();
+        }
+        past.push_back(Arc::clone(entry));
+    }
+
+    /// The requests being answered, oldest first.
+    pub fn live(&self) -> Vec<Arc<Entry>> {
+        self.live.lock().values().cloned().collect()
+    }
+
+    /// The last `n` routed requests, those being answered included, newest first.
+    pub fn recent(&self, n: usize) -> Vec<Arc<Entry>> {
+        let mut all = self.live();
+        all.extend(self.past.lock().iter().cloned());
+        all.sort_by_key(|entry| std::cmp::Reverse(entry.request));
+        all.truncate(n);
+        all
+    }
+
+    /// The choices of the answer `id`, as far as they are remembered.
+    pub fn find(&self, id: &str) -> Vec<Arc<Entry>> {
+        let mut found = self.recent(usize::MAX);
+        found.retain(|entry| entry.id == id);
+        found.reverse();
+        found
+    }
+}
+
+impl Entry {
+    pub fn routed(&self, decision: &Decision) {
+        self.worker.store(decision.worker.0, Ordering::Relaxed);
+        let mut rest = self.rest.lock();
+        rest.n_routed += 1;
+        rest.decision = Some(decision.clone());
+    }
+
+    /// Takes a token into account; the time since the one before it, if there was one.
+    pub fn token(&self, at: Duration) -> Option<Duration> {
+        self.n_generated.fetch_add(1, Ordering::Relaxed);
+        let mut rest = self.rest.lock();
+        rest.first.get_or_insert(at);
+        rest.last.replace(at).map(|last| at.saturating_sub(last))
+    }
+
+    pub fn n_generated(&self) -> u32 {
+        self.n_generated.load(Ordering::Relaxed)
+    }
+
+    /// The decode worker it was sent to last.
+    pub fn worker(&self) -> Option<WorkerId> {
+        Some(self.worker.load(Ordering::Relaxed)).filter(|&worker| worker != NOWHERE).map(WorkerId)
+    }
+
+    pub fn decision(&self) -> Option<Decision> {
+        self.rest.lock().decision.clone()
+    }
+
+    /// Time to the first token.
+    pub fn ttft(&self) -> Option<Duration> {
+        Some(self.rest.lock().first?.saturating_sub(self.submitted))
+    }
+
+    /// Time an output token took after the first.
+    pub fn tpot(&self) -> Option<Duration> {
+        let rest = self.rest.lock();
+        let n = self.n_generated().checked_sub(1).filter(|&n| n > 0)?;
+        Some(rest.last?.saturating_sub(rest.first?) / n)
+    }
+
+    /// From the first token to the last.
+    pub fn decoding(&self) -> Duration {
+        let rest = self.rest.lock();
+        rest.last.zip(rest.first).map_or(Duration::ZERO, |(last, first)| last.saturating_sub(first))
+    }
+
+    /// What happened to it, as far as it got. Without any of its text.
+    pub fn to_json(&self) -> Value {
+        let arrived = self.arrived.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let Rest { decision, n_routed, outcome, .. } = self.rest.lock().clone();
+        json!({
+            "id": self.id,
+            "choice": self.choice,
+            "arrived": arrived.as_millis() as f64 / 1e3,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.n_generated(),
+            "outcome": outcome,
+            "worker": self.worker().map(|worker| worker.0),
+            "route": decision,
+            "n_routed": n_routed,
+            "ttft_seconds": self.ttft().map(|time| time.as_secs_f64()),
+            "tpot_seconds": self.tpot().map(|time| time.as_secs_f64()),
+        })
+    }
+}

@@ -1,0 +1,206 @@
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::{engine::EngineStats, route::Decision};
+
+use super::ledger::{Entry, Ledger};
+
+type Real = Gauge<f64, AtomicU64>;
+type Seconds = Counter<f64, AtomicU64>;
+type Outcome = [(&'static str, String); 3];
+type Worker = [(&'static str, String); 1];
+
+/// What the server measures, under eldr's names and, for the basics, llama-server's.
+pub(super) struct Metrics {
+    registry: Registry,
+    requests: Family<Outcome, Counter>,
+    refused: Family<[(&'static str, &'static str); 1], Counter>,
+    ttft: Histogram,
+    tpot: Histogram,
+    itl: Histogram,
+    similarity: Histogram,
+    band: Histogram,
+    prompt_tokens: Counter,
+    output_tokens: Counter,
+    prompt_seconds: Seconds,
+    output_seconds: Seconds,
+    sampled: Sampled,
+}
+
+/// Read off the engine at each scrape.
+#[derive(Default)]
+struct Sampled {
+    active: Gauge,
+    queued: Gauge,
+    retried: Counter,
+    lost: Counter,
+    slots: Family<Worker, Gauge>,
+    inflight: Family<Worker, Gauge>,
+    healthy: Family<Worker, Gauge>,
+    kv_used: Family<Worker, Real>,
+    processing: Gauge,
+    deferred: Gauge,
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let seconds = |from: f64, n: u16| Histogram::new((0..n).map(|i| from * 2f64.powi(i32::from(i))));
+        let metrics = Self {
+            registry: Registry::default(),
+            requests: Family::default(),
+            refused: Family::default(),
+            ttft: seconds(0.005, 14),
+            tpot: seconds(0.001, 12),
+            itl: seconds(0.001, 13),
+            similarity: Histogram::new((1..=20).map(|i| f64::from(i) * 0.05)),
+            band: Histogram::new([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0]),
+            prompt_tokens: Counter::default(),
+            output_tokens: Counter::default(),
+            prompt_seconds: Seconds::default(),
+            output_seconds: Seconds::default(),
+            sampled: Sampled::default(),
+        };
+        metrics.register()
+    }
+
+    fn register(mut self) -> Self {
+        let mut r = Registry::default();
+        r.register("eldr_requests", "Choices that ended, by policy, decode worker and outcome", self.requests.clone());
+        r.register("eldr_refused", "Requests refused before they ran, by reason", self.refused.clone());
+        r.register("eldr_ttft_seconds", "Time from submission to the first token", self.ttft.clone());
+        r.register("eldr_tpot_seconds", "Time an output token took after the first, by request", self.tpot.clone());
+        r.register("eldr_itl_seconds", "Time between two tokens of a request", self.itl.clone());
+        r.register("eldr_route_similarity", "Cosine of signature and chosen centroid", self.similarity.clone());
+        r.register("eldr_band_size", "Workers the policy chose between at the end", self.band.clone());
+        let s = &self.sampled;
+        r.register("eldr_requests_active", "Choices accepted and not ended", s.active.clone());
+        r.register("eldr_queue_depth", "Choices waiting for a prefill worker", s.queued.clone());
+        r.register("eldr_retries", "Requests prefilled again after a worker gave them back", s.retried.clone());
+        r.register("eldr_workers_lost", "Workers lost since the start", s.lost.clone());
+        r.register("eldr_worker_slots", "Sequences a decode worker can hold", s.slots.clone());
+        r.register("eldr_worker_inflight", "Sequences a decode worker holds, hand-offs included", s.inflight.clone());
+        r.register("eldr_worker_healthy", "1 while requests may be sent to the decode worker", s.healthy.clone());
+        r.register("eldr_kv_used_ratio", "Share of a decode worker's positions that hold a token", s.kv_used.clone());
+        r.register("llamacpp:requests_processing", "Choices being answered", s.processing.clone());
+        r.register("llamacpp:requests_deferred", "Choices waiting", s.deferred.clone());
+        r.register("llamacpp:prompt_tokens", "Prompt tokens processed", self.prompt_tokens.clone());
+        r.register("llamacpp:tokens_predicted", "Tokens generated", self.output_tokens.clone());
+        r.register("llamacpp:prompt_seconds", "Time to the first token, summed", self.prompt_seconds.clone());
+        r.register(
+            "llamacpp:tokens_predicted_seconds",
+            "Time from first to last token, summed",
+            self.output_seconds.clone(),
+        );
+        self.registry = r;
+        self
+    }
+
+    pub fn token(&self, gap: Option<Duration>) {
+        self.output_tokens.inc();
+        if let Some(gap) = gap {
+            self.itl.observe(gap.as_secs_f64());
+        }
+    }
+
+    pub fn routed(&self, decision: &Decision) {
+        self.band.observe(f64::from(decision.band));
+        if let Some(similarity) = decision.similarity {
+            self.similarity.observe(f64::from(similarity));
+        }
+    }
+
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    pub fn ended(&self, entry: &Entry, policy: &str, outcome: &str) {
+        let worker = entry.worker().map_or("none".to_owned(), |worker| worker.to_string());
+        let labels = [("policy", policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
+        self.requests.get_or_create(&labels).inc();
+        if let Some(ttft) = entry.ttft() {
+            self.prompt_tokens.inc_by(u64::from(entry.prompt_tokens));
+            self.ttft.observe(ttft.as_secs_f64());
+            self.prompt_seconds.inc_by(ttft.as_secs_f64());
+            self.output_seconds.inc_by(entry.decoding().as_secs_f64());
+        }
+        if let Some(tpot) = entry.tpot() {
+            self.tpot.observe(tpot.as_secs_f64());
+        }
+    }
+
+    /// The page that Prometheus reads: `OpenMetrics`, or its older text format.
+    pub fn render(&self, stats: &EngineStats, ledger: &Ledger, n_ctx_slot: u32, open_metrics: bool) -> String {
+        self.sample(stats, ledger, n_ctx_slot);
+        let mut text = String::new();
+        if encode(&mut text, &self.registry).is_err() {
+            log::error!("the metrics could not be written");
+        }
+        if open_metrics { text } else { to_prometheus_text(&text) }
+    }
+
+    fn sample(&self, stats: &EngineStats, ledger: &Ledger, n_ctx_slot: u32) {
+        let s = &self.sampled;
+        let whole = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        s.active.set(whole(stats.n_active));
+        s.queued.set(whole(stats.n_queued));
+        s.processing.set(whole(stats.n_active - stats.n_queued.min(stats.n_active)));
+        s.deferred.set(whole(stats.n_queued));
+        s.retried.inner().store(stats.dispatch.n_retried, Ordering::Relaxed);
+        s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
+        let live = ledger.live();
+        for worker in &stats.workers {
+            let label: Worker = [("worker", worker.id.to_string())];
+            let here = live.iter().filter(|entry| entry.worker() == Some(worker.id));
+            let n_tokens: u64 = here.map(|entry| u64::from(entry.prompt_tokens + entry.n_generated())).sum();
+            let room = f64::from(worker.n_slots) * f64::from(n_ctx_slot);
+            s.slots.get_or_create(&label).set(i64::from(worker.n_slots));
+            s.inflight.get_or_create(&label).set(i64::from(worker.n_inflight));
+            s.healthy.get_or_create(&label).set(i64::from(worker.healthy));
+            s.kv_used.get_or_create(&label).set(n_tokens as f64 / room.max(1.0));
+        }
+    }
+}
+
+/// `OpenMetrics` names a counter's family without the `_total` of its samples; the older format with it.
+fn to_prometheus_text(open_metrics: &str) -> String {
+    let mut counters: Vec<&str> = open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    counters.retain(|line| line.ends_with(" counter"));
+    let is_counter = |name: &str| counters.iter().any(|line| line.strip_suffix(" counter") == Some(name));
+    let mut text = String::with_capacity(open_metrics.len());
+    for line in open_metrics.lines() {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some("EOF" | "UNIT"), ..) => {}
+            (Some("#"), Some(what), Some(name), Some(rest)) if is_counter(name) => {
+                // Writing to a string does not fail.
+                let _ = writeln!(text, "# {what} {name}_total {rest}");
+            }
+            _ => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_named_as_each_format_wants() {
+        let text = "# HELP a_b What it is.\n# TYPE a_b counter\na_b_total{x=\"1\"} 2\n# HELP g G.\n# TYPE g gauge\ng 1\n# EOF\n";
+        let want = "# HELP a_b_total What it is.\n# TYPE a_b_total counter\na_b_total{x=\"1\"} 2\n# HELP g G.\n# TYPE g gauge\ng 1\n";
+        assert_eq!(to_prometheus_text(text), want);
+    }
+}

@@ -1,0 +1,435 @@
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use serde_json::{Map, Value};
+
+use super::{error::ApiError, fields::wrong_kind};
+
+/// Schemas inside schemas at most, and bytes of the grammar they make.
+const MAX_DEPTH: usize = 48;
+const MAX_BYTES: usize = 60 << 10;
+/// Repetitions llama.cpp's grammars take.
+const MAX_COUNT: u64 = 1000;
+
+/// What says nothing about which texts are valid.
+const ANNOTATIONS: [&str; 14] = [
+    "$schema",
+    "$id",
+    "$comment",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "format",
+    "strict",
+];
+
+/// JSON's own rules. White space is short, so that no model loses itself in it; numbers are those a double holds.
+const JSON: &str = r#"ws ::= (" " | "\n" [ \t]{0,20})?
+hex ::= [0-9a-fA-F]
+char ::= [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt/] | "u" ([0-9a-cefA-CEF] hex{3} | [dD] [0-7] hex{2}))
+string ::= "\"" char* "\""
+integer ::= "-"? ("0" | [1-9] [0-9]{0,15})
+number ::= integer ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,2})?
+boolean ::= "true" | "false"
+null ::= "null"
+value ::= object | array | string | number | boolean | null
+object ::= "{" ws (string ws ":" ws value (ws "," ws string ws ":" ws value)*)? ws "}"
+array ::= "[" ws (value (ws "," ws value)*)? ws "]"
+"#;
+
+/// The grammar of any JSON object.
+pub(super) fn json_object() -> String {
+    format!("root ::= object\n{JSON}")
+}
+
+/// The grammar of the JSON texts that `schema`, found at `path`, allows; properties come in the schema's order.
+///
+/// It knows `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `minItems`, `maxItems`,
+/// `minLength`, `maxLength`, `anyOf`, `oneOf`, `allOf` of one, and `$ref` into the schema. Anything else that could make
+/// a text invalid is refused, by its path.
+pub(super) fn json_schema(schema: &Value, path: &str) -> Result<String, ApiError> {
+    let mut writer = Writer::new(schema, path);
+    let root = writer.schema(schema, path, 0)?;
+    writer.grammar(&root)
+}
+
+/// The grammar of a call of one of `functions` (name, schema of its parameters, the schema's path), with `open` in
+/// front of it, `close` behind, and the arguments under the name `arguments`.
+pub(super) fn call(
+    functions: &[(&str, &Value, String)],
+    [open, arguments, close]: [&str; 3],
+) -> Result<String, ApiError> {
+    let mut rules = Vec::new();
+    let mut calls = Vec::new();
+    for (number, (name, schema, path)) in functions.iter().enumerate() {
+        let mut writer = Writer::new(schema, path);
+        writer.prefix = format!("f{number}-");
+        let parameters = writer.schema(schema, path, 0)?;
+        let start = literal(&format!("{{\"name\": {}, \"{arguments}\": ", Value::from(*name)));
+        calls.push(format!("{start} {parameters} \"}}\""));
+        rules.extend(writer.rules);
+    }
+    let mut all = Writer::new(&Value::Null, "tools");
+    all.rules = rules;
+    all.grammar(&format!("{} ({}) {}", literal(open), calls.join(" | "), literal(close)))
+}
+
+/// Writes rules for one document.
+struct Writer<'a> {
+    document: &'a Value,
+    path: String,
+    prefix: String,
+    rules: Vec<String>,
+    n_bytes: usize,
+    /// The rule of each `$ref`, from the moment it is begun: a schema may refer to itself.
+    refs: BTreeMap<String, String>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(document: &'a Value, path: &str) -> Self {
+        let path = path.to_owned();
+        Self { document, path, prefix: String::new(), rules: Vec::new(), n_bytes: 0, refs: BTreeMap::new() }
+    }
+
+    fn grammar(self, root: &str) -> Result<String, ApiError> {
+        let mut text = format!("root ::= {root}\n");
+        for rule in &self.rules {
+            text.push_str(rule);
+            text.push('\n');
+        }
+        text.push_str(JSON);
+        if text.len() > MAX_BYTES + JSON.len() {
+            return Err(self.too_large());
+        }
+        Ok(text)
+    }
+
+    fn too_large(&self) -> ApiError {
+        let path = &self.path;
+        ApiError::invalid(path, format!("{path} makes a grammar of more than {MAX_BYTES} bytes; ask for less"))
+    }
+
+    /// Adds a rule; gives its name.
+    fn rule(&mut self, body: &str) -> Result<String, ApiError> {
+        let name = format!("{}r{}", self.prefix, self.rules.len());
+        self.define(self.rules.len(), &name, body)?;
+        Ok(name)
+    }
+
+    fn define(&mut self, at: usize, name: &str, body: &str) -> Result<(), ApiError> {
+        let rule = format!("{name} ::= {body}");
+        self.n_bytes += rule.len();
+        if self.n_bytes > MAX_BYTES {
+            return Err(self.too_large());
+        }
+        if at == self.rules.len() {
+            self.rules.push(rule)
+        } else {
+            self.rules[at] = rule
+        }
+        Ok(())
+    }
+
+    /// What stands for the texts of `schema` in a rule.
+    fn schema(&mut self, schema: &Value, path: &str, depth: usize) -> Result<String, ApiError> {
+        if depth > MAX_DEPTH {
+            return Err(ApiError::invalid(path, format!("{path} is nested more than {MAX_DEPTH} deep")));
+        }
+        let map = match schema {
+            Value::Bool(true) => return Ok("value".to_owned()),
+            Value::Object(map) => map,
+            other => return Err(wrong_kind(path, "a schema (an object)", other)),
+        };
+        let said: Vec<&str> = map.keys().map(String::as_str).filter(|key| !ANNOTATIONS.contains(key)).collect();
+        let only = |allowed: &[&str]| match said.iter().find(|key| !allowed.contains(key)) {
+            Some(key) => {
+                let path = format!("{path}.{key}");
+                Err(ApiError::invalid(&path, format!("{path} is not something this server can hold a model to")))
+            }
+            None => Ok(()),
+        };
+        if let Some(target) = map.get("$ref") {
+            only(&["$ref"])?;
+            return self.reference(target, &format!("{path}.$ref"), depth);
+        }
+        if let Some(value) = map.get("const") {
+            only(&["const", "type"])?;
+            return Ok(literal(&value.to_string()));
+        }
+        if let Some(values) = map.get("enum") {
+            only(&["enum", "type"])?;
+            let path = format!("{path}.enum");
+            let values = values.as_array().filter(|values| !values.is_empty());
+            let values = values.ok_or_else(|| ApiError::invalid(&path, format!("{path} must be a list of values")))?;
+            let values: Vec<String> = values.iter().map(|value| literal(&value.to_string())).collect();
+            return self.rule(&values.join(" | "));
+        }
+        for key in ["anyOf", "oneOf", "allOf"] {
+            if let Some(choices) = map.get(key) {
+                only(&[key])?;
+                return self.choices(choices, key, &format!("{path}.{key}"), depth);
+            }
+        }
+        let kinds: Vec<&str> = match map.get("type") {
+            Some(Value::String(kind)) => vec![kind],
+            Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
+            None if map.contains_key("properties") => vec!["object"],
+            None if map.contains_key("items") => vec!["array"],
+            None => {
+                only(&[])?;
+                return Ok("value".to_owned());
+            }
+            Some(other) => return Err(wrong_kind(&format!("{path}.type"), "a string", other)),
+        };
+        only(&[
+            "type",
+            "properties",
+            "required",
+            "additionalProperties",
+            "items",
+            "minItems",
+            "maxItems",
+            "minLength",
+            "maxLength",
+        ])?;
+        let parts: Vec<String> =
+            kinds.iter().map(|kind| self.kind(kind, map, path, depth)).collect::<Result<_, _>>()?;
+        match parts.len() {
+            0 => Err(ApiError::invalid(&format!("{path}.type"), format!("{path}.type names no type"))),
+            1 => Ok(parts[0].clone()),
+            _ => self.rule(&parts.join(" | ")),
+        }
+    }
+
+    fn kind(&mut self, kind: &str, map: &Map<String, Value>, path: &str, depth: usize) -> Result<String, ApiError> {
+        match kind {
+            "object" => self.object(map, path, depth),
+            "array" => {
+                let items = match map.get("items") {
+                    Some(items) => self.schema(items, &format!("{path}.items"), depth + 1)?,
+                    None => "value".to_owned(),
+                };
+                let (least, most) = bounds(map, ["minItems", "maxItems"], path)?;
+                let rest = |least: u64, most: Option<u64>| repeat(&format!("(ws \",\" ws {items})"), least, most);
+                let body = match (least, most) {
+                    (_, Some(0)) => String::new(),
+                    (0, most) => format!("({items} {})?", rest(0, most.map(|most| most - 1))),
+                    (least, most) => format!("{items} {}", rest(least - 1, most.map(|most| most - 1))),
+                };
+                self.rule(&format!("\"[\" ws {body} ws \"]\""))
+            }
+            "string" => match bounds(map, ["minLength", "maxLength"], path)? {
+                (0, None) => Ok("string".to_owned()),
+                (least, most) => self.rule(&format!("\"\\\"\" {} \"\\\"\"", repeat("char", least, most))),
+            },
+            "number" | "integer" | "boolean" | "null" => Ok(kind.to_owned()),
+            _ => {
+                let path = format!("{path}.type");
+                Err(ApiError::invalid(&path, format!("{path} is {kind:?}, which is not a type of JSON schema")))
+            }
+        }
+    }
+
+    fn object(&mut self, map: &Map<String, Value>, path: &str, depth: usize) -> Result<String, ApiError> {
+        let none = Map::new();
+        let properties = match map.get("properties") {
+            None => &none,
+            Some(Value::Object(properties)) => properties,
+            Some(other) => return Err(wrong_kind(&format!("{path}.properties"), "an object", other)),
+        };
+        let required: Vec<&str> =
+            map.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        if let Some(name) = required.iter().find(|name| !properties.contains_key(**name)) {
+            let path = format!("{path}.required");
+            return Err(ApiError::invalid(&path, format!("{path} names {name:?}, which is not among the properties")));
+        }
+        if properties.is_empty() {
+            return match map.get("additionalProperties") {
+                Some(Value::Bool(false)) => Ok("\"{\" ws \"}\"".to_owned()),
+                None | Some(Value::Bool(true)) => Ok("object".to_owned()),
+                Some(schema) => {
+                    let value = self.schema(schema, &format!("{path}.additionalProperties"), depth + 1)?;
+                    let pair = self.rule(&format!("string ws \":\" ws {value}"))?;
+                    self.rule(&format!("\"{{\" ws ({pair} (ws \",\" ws {pair})*)? ws \"}}\""))
+                }
+            };
+        }
+        let mut pairs = Vec::with_capacity(properties.len());
+        for (name, schema) in properties {
+            let value = self.schema(schema, &format!("{path}.properties.{name}"), depth + 1)?;
+            let key = literal(&Value::from(name.as_str()).to_string());
+            pairs.push((self.rule(&format!("{key} ws \":\" ws {value}"))?, required.contains(&name.as_str())));
+        }
+        // What may follow pair i, from the last to the first.
+        let mut tails = vec![String::new(); pairs.len()];
+        for at in (0..pairs.len() - 1).rev() {
+            let (pair, is_required) = &pairs[at + 1];
+            let mark = if *is_required { "" } else { "?" };
+            let body = format!("(ws \",\" ws {pair}){mark} {}", tails[at + 1]);
+            tails[at] = self.rule(&body)?;
+        }
+        // The first pair is any of those up to the first that must be there.
+        let first_required = pairs.iter().position(|(_, is_required)| *is_required);
+        let n_starts = first_required.map_or(pairs.len(), |at| at + 1);
+        let starts: Vec<String> = (0..n_starts).map(|at| format!("{} {}", pairs[at].0, tails[at])).collect();
+        let mark = if first_required.is_some() { "" } else { "?" };
+        self.rule(&format!("\"{{\" ws ({}){mark} ws \"}}\"", starts.join(" | ")))
+    }
+
+    fn choices(&mut self, choices: &Value, key: &str, path: &str, depth: usize) -> Result<String, ApiError> {
+        let choices = choices.as_array().filter(|choices| !choices.is_empty());
+        let choices = choices.ok_or_else(|| ApiError::invalid(path, format!("{path} must be a list of schemas")))?;
+        if key == "allOf" && choices.len() > 1 {
+            return Err(ApiError::invalid(path, format!("{path} has several schemas, which this server can not join")));
+        }
+        let mut parts = Vec::with_capacity(choices.len());
+        for (at, choice) in choices.iter().enumerate() {
+            parts.push(self.schema(choice, &format!("{path}[{at}]"), depth + 1)?);
+        }
+        self.rule(&parts.join(" | "))
+    }
+
+    fn reference(&mut self, target: &Value, path: &str, depth: usize) -> Result<String, ApiError> {
+        let pointer = target.as_str().and_then(|target| target.strip_prefix('#'));
+        let found = pointer.and_then(|pointer| Some((pointer.to_owned(), self.document.pointer(pointer)?)));
+        let Some((pointer, schema)) = found else {
+            return Err(ApiError::invalid(path, format!("{path} is {target}, which is nothing in this schema")));
+        };
+        if let Some(name) = self.refs.get(&pointer) {
+            return Ok(name.clone());
+        }
+        let at = self.rules.len();
+        let name = self.rule("")?;
+        self.refs.insert(pointer, name.clone());
+        let body = self.schema(schema, path, depth + 1)?;
+        self.define(at, &name, &body)?;
+        Ok(name)
+    }
+}
+
+fn bounds(map: &Map<String, Value>, names: [&str; 2], path: &str) -> Result<(u64, Option<u64>), ApiError> {
+    let read = |name: &str| {
+        let path = format!("{path}.{name}");
+        map.get(name).map(|value| super::fields::whole(value, &path, 0..=MAX_COUNT)).transpose()
+    };
+    let (least, most) = (read(names[0])?.unwrap_or(0), read(names[1])?);
+    if most.is_some_and(|most| most < least) {
+        let path = format!("{path}.{}", names[1]);
+        return Err(ApiError::invalid(&path, format!("{path} is below {}", names[0])));
+    }
+    Ok((least, most))
+}
+
+fn repeat(what: &str, least: u64, most: Option<u64>) -> String {
+    match (least, most) {
+        (0, None) => format!("{what}*"),
+        (least, None) => format!("{what}{{{least},}}"),
+        (_, Some(0)) => String::new(),
+        (least, Some(most)) => format!("{what}{{{least},{most}}}"),
+    }
+}
+
+/// A text as a grammar writes it.
+fn literal(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            c if c.is_control() => {
+                // Writing to a string does not fail.
+                let _ = write!(quoted, "\\x{:02X}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rules(schema: &Value) -> String {
+        let grammar = json_schema(schema, "schema").unwrap_or_else(|error| panic!("{schema}: {}", error.message));
+        grammar.strip_suffix(JSON).expect("JSON's rules are the last").to_owned()
+    }
+
+    #[test]
+    fn schemas_become_rules() {
+        assert_eq!(rules(&json!({"type": "integer", "title": "x"})), "root ::= integer\n");
+        assert_eq!(rules(&json!({})), "root ::= value\n");
+        assert_eq!(
+            rules(&json!({"enum": ["a\"b", 1, null]})),
+            "root ::= r0\nr0 ::= \"\\\"a\\\\\\\"b\\\"\" | \"1\" | \"null\"\n"
+        );
+        assert_eq!(
+            rules(&json!({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3})),
+            "root ::= r0\nr0 ::= \"[\" ws boolean (ws \",\" ws boolean){0,2} ws \"]\"\n"
+        );
+        assert_eq!(
+            rules(&json!({"type": "string", "maxLength": 4})),
+            "root ::= r0\nr0 ::= \"\\\"\" char{0,4} \"\\\"\"\n"
+        );
+        assert_eq!(rules(&json!({"type": ["string", "null"]})), "root ::= r0\nr0 ::= string | null\n");
+    }
+
+    #[test]
+    fn properties_keep_their_order_and_optional_ones_may_be_left_out() {
+        let schema = json!({
+            "properties": {"b": {"type": "null"}, "a": {"type": "null"}, "c": {"type": "null"}}, "required": ["a"],
+        });
+        let want = "root ::= r5\nr0 ::= \"\\\"b\\\"\" ws \":\" ws null\nr1 ::= \"\\\"a\\\"\" ws \":\" ws null\n\
+                    r2 ::= \"\\\"c\\\"\" ws \":\" ws null\nr3 ::= (ws \",\" ws r2)? \nr4 ::= (ws \",\" ws r1) r3\n\
+                    r5 ::= \"{\" ws (r0 r4 | r1 r3) ws \"}\"\n";
+        assert_eq!(rules(&schema), want);
+    }
+
+    #[test]
+    fn a_schema_may_refer_to_itself() {
+        let schema = json!({
+            "$ref": "#/$defs/node",
+            "$defs": {"node": {"properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}},
+        });
+        assert!(rules(&schema).starts_with("root ::= r0\nr0 ::= r3\nr1 ::= r0 | null\n"), "{}", rules(&schema));
+    }
+
+    #[test]
+    fn what_can_not_be_held_is_refused_by_its_path() {
+        let mut deep = json!({});
+        for _ in 0..60 {
+            deep = json!({ "items": deep });
+        }
+        let wide: Vec<String> = (0..9000).map(|i| format!("value number {i}")).collect();
+        for (schema, path) in [
+            (json!(1), "schema"),
+            (json!(false), "schema"),
+            (json!({"type": "date"}), "schema.type"),
+            (json!({"type": []}), "schema.type"),
+            (json!({"type": "string", "pattern": "a+"}), "schema.pattern"),
+            (json!({"properties": {"x": {"minimum": 3, "type": "number"}}}), "schema.properties.x.minimum"),
+            (json!({"properties": {}, "required": ["x"]}), "schema.required"),
+            (json!({"allOf": [{}, {}]}), "schema.allOf"),
+            (json!({"anyOf": []}), "schema.anyOf"),
+            (json!({"enum": []}), "schema.enum"),
+            (json!({"$ref": "#/nowhere"}), "schema.$ref"),
+            (json!({"$ref": "http://x"}), "schema.$ref"),
+            (json!({"items": {}, "minItems": 3, "maxItems": 2}), "schema.maxItems"),
+            (json!({"type": "string", "maxLength": 5000}), "schema.maxLength"),
+            (json!({"enum": wide}), "schema"),
+        ] {
+            let error = json_schema(&schema, "schema").expect_err(path);
+            assert_eq!(error.param.as_deref(), Some(path), "{}", error.message);
+        }
+        assert!(json_schema(&deep, "schema").expect_err("too deep").message.contains("nested more than"));
+    }
+}

@@ -1,0 +1,292 @@
+use serde_json::{Map, Value};
+
+use super::{
+    output::{Call, Delta},
+    stop::StopFilter,
+};
+
+/// How a family of models writes function calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CallFormat {
+    /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen.
+    Tagged,
+    /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen Coder.
+    Xml,
+    /// `[TOOL_CALLS][{"name": .., "arguments": {..}}]`, or `[TOOL_CALLS]name[ARGS]{..}`: Mistral.
+    Mistral,
+    /// `{"name": .., "parameters": {..}}`, perhaps after `<|python_tag|>`, and nothing else: Llama 3.
+    Bare,
+}
+
+impl CallFormat {
+    /// The format that a chat template teaches, by the words in it.
+    pub fn of_template(template: &str) -> Self {
+        let has = |word: &str| template.contains(word);
+        match () {
+            () if has("<function=") => Self::Xml,
+            () if has("[TOOL_CALLS]") => Self::Mistral,
+            () if has("<|python_tag|>") || (has("\"parameters\"") && !has("<tool_call>")) => Self::Bare,
+            () => Self::Tagged,
+        }
+    }
+
+    /// What stands around one call and names its arguments, for a grammar that makes a model call; none where such a call
+    /// is not JSON.
+    pub fn frame(self) -> Option<[&'static str; 3]> {
+        match self {
+            Self::Tagged => Some(["<tool_call>\n", "arguments", "\n</tool_call>"]),
+            Self::Mistral => Some(["[TOOL_CALLS][", "arguments", "]"]),
+            Self::Bare => Some(["", "parameters", ""]),
+            Self::Xml => None,
+        }
+    }
+
+    fn borders(self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Self::Tagged | Self::Xml => ("<tool_call>", Some("</tool_call>")),
+            Self::Mistral => ("[TOOL_CALLS]", None),
+            Self::Bare => ("<|python_tag|>", None),
+        }
+    }
+}
+
+/// Finds function calls in an answer.
+#[derive(Debug)]
+pub(super) struct ToolParser {
+    format: CallFormat,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// White space, perhaps before a bare call.
+    Start(String),
+    Content(StopFilter),
+    Call {
+        body: String,
+        close: StopFilter,
+    },
+    /// After a call: white space before the next one says nothing.
+    Between(String),
+}
+
+impl ToolParser {
+    pub fn new(format: CallFormat) -> Self {
+        let state = if format == CallFormat::Bare { State::Start(String::new()) } else { content(format) };
+        Self { format, state }
+    }
+
+    pub fn push(&mut self, text: &str) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        let mut text = text.to_owned();
+        while !text.is_empty() {
+            text = self.step(&text, &mut deltas);
+        }
+        deltas
+    }
+
+    pub fn finish(&mut self) -> Vec<Delta> {
+        match &mut self.state {
+            State::Start(_) | State::Between(_) => Vec::new(),
+            State::Content(open) => vec![Delta::Content(open.finish())],
+            State::Call { body, close } => {
+                body.push_str(&close.finish());
+                let body = std::mem::take(body);
+                self.calls(&body)
+            }
+        }
+    }
+
+    /// Takes text as far as the state reaches; gives the rest.
+    fn step(&mut self, text: &str, deltas: &mut Vec<Delta>) -> String {
+        match &mut self.state {
+            State::Start(held) => {
+                held.push_str(text);
+                let all = std::mem::take(held);
+                match all.trim_start().chars().next() {
+                    None => *held = all,
+                    Some('{') => self.state = call(self.format, all),
+                    Some(_) => {
+                        self.state = content(self.format);
+                        return all;
+                    }
+                }
+                String::new()
+            }
+            State::Content(open) => {
+                let released = open.push(text);
+                deltas.push(Delta::Content(released.text));
+                if released.hit.is_none() {
+                    return String::new();
+                }
+                let rest = open.finish();
+                self.state = call(self.format, String::new());
+                rest
+            }
+            State::Call { body, close } => {
+                let released = close.push(text);
+                body.push_str(&released.text);
+                if released.hit.is_none() {
+                    return String::new();
+                }
+                let (body, rest) = (std::mem::take(body), close.finish());
+                deltas.extend(self.calls(&body));
+                self.state = State::Between(String::new());
+                rest
+            }
+            State::Between(held) => {
+                held.push_str(text);
+                if held.trim_start().is_empty() {
+                    return String::new();
+                }
+                let rest = held.trim_start().to_owned();
+                self.state = content(self.format);
+                rest
+            }
+        }
+    }
+
+    /// The calls of `body`; what can not be read as calls is the text it is.
+    fn calls(&self, body: &str) -> Vec<Delta> {
+        let calls = match self.format {
+            CallFormat::Tagged => parse_json(body).and_then(|value| json_calls(&value)),
+            CallFormat::Xml => xml_call(body).map(|call| vec![call]).or_else(|| json_calls(&parse_json(body)?)),
+            CallFormat::Mistral => parse_json(body).and_then(|value| json_calls(&value)).or_else(|| named_calls(body)),
+            CallFormat::Bare => parse_json(body).and_then(|value| json_calls(&value)),
+        };
+        let (open, close) = self.format.borders();
+        let as_text = || match close {
+            Some(close) => format!("{open}{body}{close}"),
+            None if self.format == CallFormat::Bare => body.to_owned(),
+            None => format!("{open}{body}"),
+        };
+        calls.map_or_else(|| vec![Delta::Content(as_text())], |calls| calls.into_iter().map(Delta::Call).collect())
+    }
+}
+
+fn content(format: CallFormat) -> State {
+    State::Content(StopFilter::new(vec![format.borders().0.to_owned()]))
+}
+
+fn call(format: CallFormat, body: String) -> State {
+    State::Call { body, close: StopFilter::new(format.borders().1.map(str::to_owned).into_iter().collect()) }
+}
+
+fn parse_json(text: &str) -> Option<Value> {
+    serde_json::from_str(text.trim()).ok()
+}
+
+/// One call, or a list of them, as JSON.
+fn json_calls(value: &Value) -> Option<Vec<Call>> {
+    match value {
+        Value::Array(calls) if !calls.is_empty() => calls.iter().map(json_call).collect(),
+        one => Some(vec![json_call(one)?]),
+    }
+}
+
+fn json_call(value: &Value) -> Option<Call> {
+    let name = value.get("name")?.as_str()?;
+    let arguments = value.get("arguments").or_else(|| value.get("parameters"));
+    let arguments = match arguments {
+        None => "{}".to_owned(),
+        // Some models write the text instead of the object.
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    Some(Call::new(name, arguments))
+}
+
+/// `<function=name><parameter=key>value</parameter>..</function>`; a value that is JSON is taken as such.
+fn xml_call(body: &str) -> Option<Call> {
+    let (name, mut rest) = body.split_once("<function=")?.1.split_once('>')?;
+    let mut arguments = Map::new();
+    while let Some((_, parameter)) = rest.split_once("<parameter=") {
+        let (key, value) = parameter.split_once('>')?;
+        let (value, behind) = value.split_once("</parameter>")?;
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        let parsed = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        arguments.insert(key.trim().to_owned(), parsed);
+        rest = behind;
+    }
+    Some(Call::new(name.trim(), Value::Object(arguments).to_string()))
+}
+
+/// `name[ARGS]{..}`, several of them parted by the opening word.
+fn named_calls(body: &str) -> Option<Vec<Call>> {
+    let calls = body.split("[TOOL_CALLS]").map(|call| {
+        let (name, arguments) = call.split_once("[ARGS]").or_else(|| Some(call.split_at(call.find('{')?)))?;
+        let arguments = parse_json(arguments)?.to_string();
+        Some(Call::new(name.trim(), arguments))
+    });
+    calls.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Content and calls (name, arguments), with the text cut into pieces of `n` characters.
+    fn read(format: CallFormat, text: &str, n: usize) -> (String, Vec<(String, String)>) {
+        let mut parser = ToolParser::new(format);
+        let chars: Vec<char> = text.chars().collect();
+        let mut deltas: Vec<Delta> =
+            chars.chunks(n).flat_map(|piece| parser.push(&piece.iter().collect::<String>())).collect();
+        deltas.extend(parser.finish());
+        let (mut content, mut calls) = (String::new(), Vec::new());
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) | Delta::Reasoning(text) => content.push_str(&text),
+                Delta::Call(call) => calls.push((call.name, call.arguments)),
+            }
+        }
+        (content, calls)
+    }
+
+    #[test]
+    fn calls_are_found_in_every_format_however_the_text_is_cut() {
+        let weather = ("weather", r#"{"city":"Oslo"}"#);
+        let time = ("time", "{}");
+        for (format, text, content, calls) in [
+            (
+                CallFormat::Tagged,
+                "Let me see.<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
+                 <tool_call>{\"name\": \"time\"}</tool_call>\n",
+                "Let me see.",
+                vec![weather, time],
+            ),
+            (CallFormat::Tagged, "1 < 2 <tool", "1 < 2 <tool", vec![]),
+            (CallFormat::Tagged, "<tool_call>not json</tool_call>", "<tool_call>not json</tool_call>", vec![]),
+            (
+                CallFormat::Xml,
+                "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+                "",
+                vec![weather],
+            ),
+            (
+                CallFormat::Mistral,
+                "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}, {\"name\": \"time\"}]",
+                "",
+                vec![weather, time],
+            ),
+            (CallFormat::Mistral, "ok [TOOL_CALLS]weather[ARGS]{\"city\": \"Oslo\"}", "ok ", vec![weather]),
+            (CallFormat::Bare, "\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Oslo\"}}", "", vec![weather]),
+            (CallFormat::Bare, "<|python_tag|>{\"name\": \"time\", \"parameters\": {}}", "", vec![time]),
+            (CallFormat::Bare, "{a set}", "{a set}", vec![]),
+            (CallFormat::Bare, "plain", "plain", vec![]),
+        ] {
+            let calls: Vec<_> = calls.iter().map(|&(name, args)| (name.to_owned(), args.to_owned())).collect();
+            for n in 1..30 {
+                assert_eq!(read(format, text, n), (content.to_owned(), calls.clone()), "{text:?} in pieces of {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_template_tells_its_format() {
+        assert_eq!(CallFormat::of_template("<tool_call> {\"name\"} \"parameters\""), CallFormat::Tagged);
+        assert_eq!(CallFormat::of_template("<tool_call><function=x>"), CallFormat::Xml);
+        assert_eq!(CallFormat::of_template("[TOOL_CALLS]"), CallFormat::Mistral);
+        assert_eq!(CallFormat::of_template("\"parameters\""), CallFormat::Bare);
+    }
+}

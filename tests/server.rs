@@ -1,0 +1,295 @@
+//! The HTTP server over fake workers: what clients are told, what they are refused, and what happens when they leave.
+#![allow(clippy::unwrap_used)]
+
+#[path = "server/bad_bodies.rs"]
+mod bad_bodies;
+#[path = "server/load.rs"]
+mod load;
+#[path = "server/world.rs"]
+mod world;
+
+use std::io::{BufRead as _, BufReader};
+
+use eldr::{
+    schedule::DispatchLimits,
+    server::{ModelCard, ServerConfig},
+};
+use serde_json::{Value, json};
+use world::{N_CTX_SLOT, Reply, World, says};
+
+#[test]
+fn a_completion_is_what_the_model_says() {
+    let world = World::start();
+    let (text, n, ended) = says("Once upon", 5, 40);
+    let body = json!({"prompt": "Once upon", "seed": 5, "max_tokens": 40, "eldr": {"explain": true}});
+    let reply = world.post("/v1/completions", &body).json();
+    assert_eq!(reply["choices"][0]["text"], text);
+    assert_eq!(reply["choices"][0]["finish_reason"], if ended { "stop" } else { "length" });
+    let usage = json!({"prompt_tokens": 9, "completion_tokens": n, "total_tokens": 9 + n});
+    assert_eq!(reply["usage"], usage);
+    assert_eq!((&reply["object"], &reply["model"]), (&json!("text_completion"), &json!("fake")));
+    assert_eq!(reply["eldr"][0]["route"]["reason"], "load");
+
+    let explained = world.get(&format!("/v1/eldr/explain?id={}", reply["id"].as_str().unwrap())).json();
+    assert_eq!(explained["choices"][0]["route"], reply["eldr"][0]["route"]);
+}
+
+#[test]
+fn a_stream_says_the_same_and_ends_with_its_usage() {
+    let world = World::start();
+    let (text, n, _) = says("Once upon", 5, 40);
+    let body = json!({"prompt": "Once upon", "seed": 5, "max_tokens": 40, "stream": true,
+        "stream_options": {"include_usage": true}});
+    let reply = world.post("/v1/completions", &body);
+    assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+    assert_eq!(reply.streamed(0), text);
+    let events = reply.events();
+    let last = events.last().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(n)));
+    let finishes: Vec<&Value> =
+        events.iter().map(|event| &event["choices"][0]["finish_reason"]).filter(|reason| !reason.is_null()).collect();
+    assert_eq!(finishes.len(), 1);
+}
+
+#[test]
+fn a_stop_string_ends_the_text_and_no_part_of_it_is_seen() {
+    let world = World::start();
+    let (text, _, _) = says("stop here", 3, 60);
+    let chars: Vec<char> = text.chars().collect();
+    for (from, len) in [(5, 1), (10, 2), (17, 4), (30, 3)] {
+        let stop: String = chars[from..from + len].iter().collect();
+        let want = &text[..text.find(&stop).unwrap()];
+        let body = json!({"prompt": "stop here", "seed": 3, "max_tokens": 60, "stop": [stop, "never there"]});
+        let reply = world.post("/v1/completions", &body).json();
+        assert_eq!(
+            (&reply["choices"][0]["text"], &reply["choices"][0]["finish_reason"]),
+            (&json!(want), &json!("stop"))
+        );
+        let mut body = body;
+        body["stream"] = true.into();
+        assert_eq!(world.post("/v1/completions", &body).streamed(0), want);
+    }
+    assert!(world.wait_idle());
+}
+
+#[test]
+fn every_prompt_and_every_n_is_a_choice_with_a_seed_of_its_own() {
+    let world = World::start();
+    let body = json!({"prompt": ["one", "two"], "n": 2, "seed": 8, "max_tokens": 9});
+    let reply = world.post("/v1/completions", &body).json();
+    let want: Vec<(&str, u64)> = vec![("one", 8), ("one", 9), ("two", 8), ("two", 9)];
+    let mut completion_tokens = 0;
+    for (index, (prompt, seed)) in want.into_iter().enumerate() {
+        let (text, n, _) = says(prompt, seed, 9);
+        assert_eq!(
+            (&reply["choices"][index]["index"], &reply["choices"][index]["text"]),
+            (&json!(index), &json!(text))
+        );
+        completion_tokens += n;
+    }
+    assert_eq!(reply["usage"]["prompt_tokens"], 6);
+    assert_eq!(reply["usage"]["completion_tokens"], completion_tokens);
+    let mut body = body;
+    body["stream"] = true.into();
+    let reply = world.post("/v1/completions", &body);
+    assert_eq!(reply.streamed(3), says("two", 9, 9).0);
+    // Tokens instead of text.
+    let reply = world.post("/v1/completions", &json!({"prompt": [112, 111, 102], "seed": 1, "max_tokens": 3})).json();
+    assert_eq!(reply["choices"][0]["text"], says("one", 1, 3).0);
+}
+
+#[test]
+fn a_chat_goes_through_the_template() {
+    let world = World::start();
+    let prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+    let (text, _, _) = says(prompt, 4, 30);
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "seed": 4, "max_tokens": 30});
+    let reply = world.post("/v1/chat/completions", &body).json();
+    assert_eq!(reply["error"], Value::Null);
+    assert_eq!(reply["choices"][0]["message"], json!({"role": "assistant", "content": text}));
+    assert_eq!(reply["object"], "chat.completion");
+    body["stream"] = true.into();
+    let reply = world.post("/v1/chat/completions", &body);
+    assert_eq!(reply.streamed(0), text);
+    assert_eq!(reply.events()[0]["choices"][0]["delta"]["role"], "assistant");
+}
+
+#[test]
+fn tokens_come_back_as_text() {
+    let world = World::start();
+    let tokens = world.post("/tokenize", &json!({"content": "h\u{e9}"})).json();
+    assert_eq!(tokens, json!({"tokens": [105, 196, 170]}));
+    let pieces = world.post("/tokenize", &json!({"content": "\u{e9}", "with_pieces": true})).json();
+    assert_eq!(pieces["tokens"][0], json!({"id": 196, "piece": [195]}));
+    assert_eq!(world.post("/detokenize", &tokens).json(), json!({"content": "h\u{e9}"}));
+}
+
+#[test]
+fn the_server_says_what_it_is_doing() {
+    let world = World::start();
+    assert_eq!(world.get("/health").json(), json!({"status": "ok"}));
+    assert_eq!(world.get("/ready").status, 200);
+    assert_eq!(world.get("/v1/models").json()["data"][0]["id"], "fake");
+    assert_eq!(world.get("/props").json()["total_slots"], 16);
+    assert_eq!(world.get("/slots").json().as_array().unwrap().len(), 16);
+    world.post("/v1/completions", &json!({"prompt": "x", "seed": 1, "max_tokens": 6}));
+    let workers = world.get("/v1/eldr/workers").json();
+    assert_eq!((workers["workers"].as_array().unwrap().len(), &workers["policy"]), (2, &json!("least_loaded")));
+    assert_eq!(workers["recent"][0]["prompt_tokens"], 1);
+    let explained = world.post("/v1/eldr/explain", &json!({"prompt": "where"})).json();
+    assert_eq!(explained["choices"][0]["route"]["worker"], 0, "{explained}");
+    let metrics = world.get("/metrics").body;
+    for name in
+        ["eldr_requests_total{", "eldr_ttft_seconds_bucket{", "llamacpp:requests_processing ", "eldr_kv_used_ratio{"]
+    {
+        assert!(metrics.contains(name), "{name} in {metrics}");
+    }
+    let open = Reply::read(world.send("GET", "/metrics", "", &[("Accept", "application/openmetrics-text")]));
+    assert!(open.body.ends_with("# EOF\n"));
+}
+
+#[test]
+fn a_drained_worker_gets_nothing_until_it_is_resumed() {
+    let world = World::start();
+    let drained = world.post("/v1/eldr/workers/0/drain", &json!({})).json();
+    assert_eq!(drained["workers"][0]["healthy"], false, "{drained}");
+    for seed in 0..4 {
+        let body = json!({"prompt": "x", "seed": seed, "max_tokens": 5, "ignore_eos": true, "eldr": {"explain": true}});
+        assert_eq!(world.post("/v1/completions", &body).json()["eldr"][0]["worker"], 1);
+    }
+    let resumed = world.post("/v1/eldr/workers/0/resume", &json!({})).json();
+    assert_eq!(resumed["workers"][0]["healthy"], true, "{resumed}");
+    assert_eq!(world.post("/v1/eldr/workers/9/drain", &json!({})).status, 400);
+    assert_eq!(world.post("/v1/eldr/workers/one/drain", &json!({})).status, 400);
+    assert_eq!(world.get("/v1/eldr/workers/0/drain").status, 405);
+}
+
+#[test]
+fn keys_keep_out_who_has_none() {
+    let config = ServerConfig { api_keys: vec!["right".to_owned(), "also".to_owned()], ..ServerConfig::default() };
+    let world = World::with(config, DispatchLimits::default(), ModelCard::default());
+    let ask = |headers: &[(&str, &str)]| Reply::read(world.send("GET", "/v1/models", "", headers)).status;
+    assert_eq!(ask(&[]), 401);
+    assert_eq!(ask(&[("Authorization", "Bearer wrong")]), 401);
+    assert_eq!(ask(&[("Authorization", "Bearer right")]), 200);
+    assert_eq!(ask(&[("Authorization", "Bearer also")]), 200);
+    assert_eq!(ask(&[("Authorization", "Bearer also"), ("Origin", "https://example.org")]), 403);
+    assert_eq!(world.get("/health").status, 200);
+    let refused = world.get("/metrics").json();
+    assert_eq!(refused["error"]["code"], "invalid_api_key");
+}
+
+// Symptom in other servers: /health is dead while a prompt is processed (ik_llama.cpp#1210).
+#[test]
+fn the_control_plane_answers_while_every_worker_is_stuck_in_a_prompt() {
+    let world = World::with(ServerConfig::default(), DispatchLimits::default(), ModelCard::default());
+    let long = "x".repeat(N_CTX_SLOT as usize - 1);
+    let waiting = world.send("POST", "/v1/completions", &json!({"prompt": long, "max_tokens": 1}).to_string(), &[]);
+    while world.engine.stats().n_active == 0 {
+        std::thread::yield_now();
+    }
+    for path in ["/health", "/ready", "/metrics", "/v1/models", "/slots", "/props", "/v1/eldr/workers"] {
+        assert_eq!(world.get(path).status, 200, "{path}");
+    }
+    assert_eq!(world.post("/tokenize", &json!({"content": "x"})).status, 200);
+    world.gate.open();
+    assert_eq!(Reply::read(waiting).status, 200);
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let limits = DispatchLimits { max_queue: 1, max_prefill: 1, ..DispatchLimits::default() };
+    let world = World::with(ServerConfig::default(), limits, ModelCard::default());
+    let body = json!({"prompt": "x", "max_tokens": 2});
+    let send = || world.send("POST", "/v1/completions", &body.to_string(), &[]);
+    let (first, second) = (send(), send());
+    while world.engine.stats().n_active < 2 {
+        std::thread::yield_now();
+    }
+    let refused = world.post("/v1/completions", &body);
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert_eq!(refused.json()["error"]["code"], "queue_full");
+    // A request for two answers, of which one would fit, is refused whole.
+    drop(second);
+    while world.engine.stats().n_active > 1 {
+        std::thread::yield_now();
+    }
+    let refused = world.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "n": 2}));
+    assert_eq!(refused.status, 429);
+    world.gate.open();
+    assert_eq!(Reply::read(first).status, 200);
+    assert!(world.wait_idle());
+}
+
+#[test]
+fn a_request_that_waits_too_long_is_told() {
+    let queue_timeout = Some(std::time::Duration::from_millis(30));
+    let config = ServerConfig { queue_timeout, ..ServerConfig::default() };
+    let world = World::with(config, DispatchLimits::default(), ModelCard::default());
+    let mut body = json!({"prompt": "x", "max_tokens": 2});
+    let reply = world.post("/v1/completions", &body);
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (503, &json!("queue_timeout")));
+    assert!(reply.header("retry-after").is_some());
+    body["stream"] = true.into();
+    let events = world.post("/v1/completions", &body).events();
+    assert_eq!(events.last().unwrap()["error"]["code"], "queue_timeout");
+    world.gate.open();
+    assert!(world.wait_idle());
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_place() {
+    let world = World::with(ServerConfig::default(), DispatchLimits::default(), ModelCard::default());
+    let body = json!({"prompt": "x", "max_tokens": 400, "stream": true, "ignore_eos": true}).to_string();
+    let waiting = world.send("POST", "/v1/completions", &body, &[]);
+    let whole = json!({"prompt": "y", "max_tokens": 400, "ignore_eos": true}).to_string();
+    let other = world.send("POST", "/v1/completions", &whole, &[]);
+    while world.engine.stats().n_active < 2 {
+        std::thread::yield_now();
+    }
+    drop((waiting, other));
+    // Both are cancelled while their prompts are still stuck; nothing is left once the worker goes on.
+    world.gate.open();
+    assert!(world.wait_idle());
+    let outcomes: Vec<Value> = world.get("/v1/eldr/workers").json()["recent"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["outcome"].clone())
+        .collect();
+    assert_eq!(outcomes, ["cancelled", "cancelled"]);
+    assert_eq!(world.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).status, 200);
+}
+
+#[test]
+fn a_shutdown_lets_running_requests_end() {
+    let mut world = World::with(ServerConfig::default(), DispatchLimits::default(), ModelCard::default());
+    let body = json!({"prompt": "bye", "seed": 2, "max_tokens": 20, "stream": true}).to_string();
+    let running = world.send("POST", "/v1/completions", &body, &[]);
+    while world.engine.stats().n_active == 0 {
+        std::thread::yield_now();
+    }
+    world.stop();
+    while std::net::TcpStream::connect(world.address).is_ok() {
+        std::thread::yield_now();
+    }
+    world.gate.open();
+    assert_eq!(Reply::read(running).streamed(0), says("bye", 2, 20).0);
+    world.join();
+}
+
+#[test]
+fn a_shutdown_past_its_limit_ends_streams_with_an_error() {
+    let drain_timeout = std::time::Duration::from_millis(50);
+    let config = ServerConfig { drain_timeout, ..ServerConfig::default() };
+    let mut world = World::with(config, DispatchLimits::default(), ModelCard::default());
+    let body = json!({"prompt": "bye", "max_tokens": 20, "stream": true}).to_string();
+    let mut reader = BufReader::new(world.send("POST", "/v1/completions", &body, &[]));
+    assert_eq!(Reply::head(&mut reader).status, 200);
+    world.stop();
+    let mut lines = reader.lines().map_while(Result::ok).filter(|line| line.starts_with("data: "));
+    let error: Value = serde_json::from_str(&lines.next().unwrap()["data: ".len()..]).unwrap();
+    assert_eq!(error["error"]["code"], "shutting_down");
+    world.gate.open();
+    world.join();
+}
