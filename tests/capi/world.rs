@@ -9,7 +9,7 @@ use eldr::{
     },
     engine::{Engine, EngineParts, EngineWorker, Tokenizer},
     route::LeastLoaded,
-    schedule::{DispatchLimits, FakeModel, FakeRunner},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
     types::Token,
 };
 
@@ -53,6 +53,7 @@ pub fn engine() -> Engine {
         limits: DispatchLimits::default(),
         chunk: 16,
         n_expert: MODEL.n_expert,
+        prefix: PrefixConfig::default(),
     };
     Engine::start(parts).unwrap()
 }
