@@ -7,8 +7,12 @@ use std::{fmt, str::FromStr, sync::Arc};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
-use crate::route::{
-    Domain, LeastLoaded, LocalityBand, LocalityBandParams, PowerOfTwo, Random, RoundRobin, RouteBuildError, RoutePolicy,
+use crate::{
+    route::{
+        Domain, LeastLoaded, LocalityBand, LocalityBandParams, MarginalCost, MarginalCostParams, PowerOfTwo, Random,
+        RoundRobin, RouteBuildError, RoutePolicy,
+    },
+    types::MoeShape,
 };
 
 /// A routing policy, by its name in the command line, configuration and JSON.
@@ -27,6 +31,8 @@ pub enum PolicyKind {
     Domain,
     /// [`LocalityBand`]
     LocalityBand,
+    /// [`MarginalCost`]
+    MarginalCost,
 }
 
 /// What the policies are built from; each takes what it needs.
@@ -44,20 +50,40 @@ pub struct PolicyParams {
     pub centroids: Option<Arc<Array2<f32>>>,
     /// The workload's domains, for the oracle.
     pub domains: Vec<String>,
+    /// The model's experts, to predict picks; none for a dense model.
+    pub shape: Option<MoeShape>,
+    /// How the marginal cost is weighed.
+    pub marginal: MarginalCostParams,
 }
 
 impl PolicyParams {
-    /// The paper's band, seed 0, no calibration and no domains.
+    /// The paper's band, seed 0, no calibration, no domains and no experts.
     pub fn new(n_workers: usize) -> Self {
         let LocalityBandParams { tau, min_band } = LocalityBandParams::default();
-        Self { seed: 0, n_workers, tau, min_band, centroids: None, domains: Vec::new() }
+        Self {
+            seed: 0,
+            n_workers,
+            tau,
+            min_band,
+            centroids: None,
+            domains: Vec::new(),
+            shape: None,
+            marginal: MarginalCostParams::default(),
+        }
     }
 }
 
 impl PolicyKind {
     /// Every policy, baselines first.
-    pub const ALL: [Self; 6] =
-        [Self::RoundRobin, Self::Random, Self::LeastLoaded, Self::PowerOfTwo, Self::Domain, Self::LocalityBand];
+    pub const ALL: [Self; 7] = [
+        Self::RoundRobin,
+        Self::Random,
+        Self::LeastLoaded,
+        Self::PowerOfTwo,
+        Self::Domain,
+        Self::LocalityBand,
+        Self::MarginalCost,
+    ];
 
     /// The policy's name.
     pub const fn name(self) -> &'static str {
@@ -68,12 +94,23 @@ impl PolicyKind {
             Self::PowerOfTwo => "power_of_two",
             Self::Domain => "domain",
             Self::LocalityBand => "locality_band",
+            Self::MarginalCost => "marginal_cost",
         }
     }
 
-    /// Whether the policy compares signatures with centroids.
+    /// Whether the policy can not be built without centroids.
     pub const fn needs_calibration(self) -> bool {
         matches!(self, Self::LocalityBand)
+    }
+
+    /// Whether the policy compares signatures with centroids, where there are some.
+    pub const fn uses_centroids(self) -> bool {
+        matches!(self, Self::LocalityBand | Self::MarginalCost)
+    }
+
+    /// Whether the policy looks at the counts of every usable layer, not of a calibration's mask alone.
+    pub const fn uses_counts(self) -> bool {
+        matches!(self, Self::MarginalCost)
     }
 
     /// Whether the policy is one of the four load balancers the paper compares with.
@@ -84,7 +121,7 @@ impl PolicyKind {
     /// A policy of this kind, in its first state.
     ///
     /// # Errors
-    /// No workers, and for the locality band: no centroids, or centroids that do not fit the workers.
+    /// No workers, centroids that do not fit the workers, and for the locality band: no centroids.
     pub fn build(self, params: &PolicyParams) -> Result<Box<dyn RoutePolicy>, RouteBuildError> {
         if params.n_workers == 0 {
             return Err(RouteBuildError::NoWorkers);
@@ -99,6 +136,13 @@ impl PolicyKind {
                 let centroids = params.centroids.clone().ok_or(RouteBuildError::NoCentroids { policy: self.name() })?;
                 let band = LocalityBandParams { tau: params.tau, min_band: params.min_band };
                 Box::new(LocalityBand::new(centroids, params.n_workers, band)?)
+            }
+            Self::MarginalCost => {
+                let policy = MarginalCost::new(params.shape.as_ref(), params.n_workers, params.marginal);
+                Box::new(match &params.centroids {
+                    Some(centroids) => policy.with_centroids(Arc::clone(centroids))?,
+                    None => policy,
+                })
             }
         })
     }
@@ -272,7 +316,7 @@ mod tests {
         assert_eq!(
             message("round_robin,fastest"),
             "unknown policy 'fastest'; the policies are round_robin, random, least_loaded, power_of_two, domain, \
-             locality_band"
+             locality_band, marginal_cost"
         );
         assert!(message("").starts_with("unknown policy ''"));
         assert_eq!(message("random,random"), "policy random is listed twice; name each policy once");

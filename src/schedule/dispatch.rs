@@ -250,6 +250,17 @@ impl Dispatcher {
         self.policy.set_centroids(centroids)
     }
 
+    /// Tells the policy that a decode worker ran a step of `n_batch` sequences in `took`; to be told before the step's
+    /// events, and only of steps that took no sequence in.
+    pub fn stepped(&mut self, worker: WorkerId, n_batch: u32, took: Duration) {
+        self.policy.stepped(worker, n_batch, took.as_secs_f64());
+    }
+
+    /// As [`RoutePolicy::step_time_error`].
+    pub fn step_time_error(&self) -> Option<f64> {
+        self.policy.step_time_error()
+    }
+
     /// Requests accepted and not ended.
     pub fn n_active(&self) -> usize {
         self.records.len()
@@ -354,12 +365,13 @@ impl Dispatcher {
     fn advance(&mut self, commands: &mut Vec<Command>) {
         while let Some((handoff, signature)) = self.handoffs.pop_front() {
             let id = handoff.job.id;
-            let request = RouteRequest { signature: signature.as_ref(), domain: handoff.job.request.domain.as_deref() };
+            let request = route_request(&handoff, signature.as_ref());
             match self.policy.select(&request, &self.decode) {
                 Ok(decision) => {
                     let worker = &mut self.decode[decision.worker.index()];
                     assert!(worker.eligible(), "{} chose worker {} which is full", self.policy.name(), worker.id);
                     worker.n_inflight += 1;
+                    self.policy.placed(&request, decision.worker);
                     self.record(id).place = Place::Decode(decision.worker);
                     commands.push(Command::Decode(decision.worker, handoff, decision));
                     if let Some(routed) = &mut self.routed {
@@ -425,6 +437,7 @@ impl Dispatcher {
             Source::Decode(worker) => {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
                 self.decode[worker.index()].n_inflight -= 1;
+                self.policy.left(id, worker);
             }
         }
     }
@@ -445,5 +458,15 @@ impl Dispatcher {
 
     fn record(&mut self, id: RequestId) -> &mut Record {
         self.records.get_mut(&id).unwrap_or_else(|| panic!("request {id} is not known"))
+    }
+}
+
+fn route_request<'a>(handoff: &'a Handoff, signature: Option<&'a Signature>) -> RouteRequest<'a> {
+    RouteRequest {
+        id: handoff.job.id,
+        signature,
+        domain: handoff.job.request.domain.as_deref(),
+        counts: handoff.counts.as_ref(),
+        n_tokens: handoff.job.n_tokens(),
     }
 }

@@ -17,6 +17,17 @@ pub enum Arrivals {
         /// Seed of the gaps.
         seed: u64,
     },
+    /// At random for `on`, then none for `off`, and so on.
+    Bursts {
+        /// Requests a unit of time, on average.
+        rate: f64,
+        /// Length of a burst.
+        on: f64,
+        /// Length of the pause after it.
+        off: f64,
+        /// Seed of the gaps.
+        seed: u64,
+    },
 }
 
 /// What is replayed: the workers, the load, the cost. Times are in the cost's unit.
@@ -57,10 +68,13 @@ impl ReplayParams {
                 return Err(SimError::Value { name: "the concurrency", value: 0.0, want: "at least 1" });
             }
             Arrivals::Closed { ramp, .. } => not_negative("the ramp", ramp)?,
-            Arrivals::Poisson { rate, .. } if !rate.is_finite() || rate <= 0.0 => {
+            Arrivals::Bursts { on, off, .. } if !(on.is_finite() && on > 0.0 && off.is_finite() && off >= 0.0) => {
+                return Err(SimError::Value { name: "a burst's length", value: on, want: "a number above 0" });
+            }
+            Arrivals::Poisson { rate, .. } | Arrivals::Bursts { rate, .. } if !rate.is_finite() || rate <= 0.0 => {
                 return Err(SimError::Value { name: "the rate", value: rate, want: "a number above 0" });
             }
-            Arrivals::Poisson { .. } => {}
+            Arrivals::Poisson { .. } | Arrivals::Bursts { .. } => {}
         }
         if !(0.0..1.0).contains(&self.warmup) {
             let want = "a share from 0 to below 1";
