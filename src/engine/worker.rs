@@ -2,6 +2,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::JoinHandle,
+    time::Instant,
 };
 
 use crossbeam::channel::Receiver;
@@ -37,12 +38,14 @@ impl Scheduler {
         }
     }
 
-    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+    /// Runs a step; the sequences of a decode step that did nothing but decode.
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<u32> {
         match self {
-            Self::Prefill(worker) => worker.step(runner, events),
-            Self::Decode(worker) => {
+            Self::Prefill(worker) => {
                 worker.step(runner, events);
+                None
             }
+            Self::Decode(worker) => worker.step(runner, events).n_decoded_alone(),
         }
     }
 
@@ -116,12 +119,15 @@ fn run_worker(
         }
         let permit = worker.permits.as_deref().map(Permits::acquire);
         // A panic in a runner is that worker's end, not the engine's: its requests go on elsewhere.
+        let began = Instant::now();
         let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
+        let took = began.elapsed();
         drop(permit);
         if step.is_err() {
             scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
         }
-        shared.deliver(source, &mut events);
+        let ran = step.ok().flatten().map(|n_batch| (n_batch, took));
+        shared.deliver(source, ran, &mut events);
     }
     // Giving a context back is a call to its device too.
     let turns = worker.permits.take();

@@ -28,11 +28,14 @@ pub struct MarginalCostParams {
     pub lambda: f32,
     /// Tokens that the usual picks weigh in the prediction of a request's.
     pub prior_tokens: f32,
+    /// How many times the added experts count. More than once, because a batch that is alike draws what is like it, and so
+    /// stays cheap after those it has now are gone.
+    pub pull: f32,
 }
 
 impl Default for MarginalCostParams {
     fn default() -> Self {
-        Self { lambda: 0.5, prior_tokens: 8.0 }
+        Self { lambda: 0.25, prior_tokens: 2.0, pull: 2.0 }
     }
 }
 
@@ -205,7 +208,8 @@ impl MarginalCost {
                 n_context: before.n_context + f64::from(request.n_tokens),
             };
             let step = time.of(&after);
-            let cost = after.n_batch * step - before.n_batch * time.of(&before);
+            let pull = (f64::from(self.params.pull) - 1.0) * after.n_batch * time.per_expert * f64::from(added_experts);
+            let cost = after.n_batch * step - before.n_batch * time.of(&before) + pull;
             let similarity = match (&self.centroids, request.signature) {
                 (Some(centroids), Some(signature)) => centroids.cosine(worker.id, signature.as_slice()),
                 _ => None,

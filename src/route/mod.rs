@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod auto;
 mod centroids;
 mod domain;
 mod kind;
@@ -18,6 +19,7 @@ mod round_robin;
 mod step_time;
 mod survival;
 
+pub use auto::{AutoFacts, StepDown, choose};
 pub use domain::Domain;
 pub use kind::{ParsePolicyError, PolicyKind, PolicyParams};
 pub use least_loaded::LeastLoaded;

@@ -91,12 +91,7 @@ impl StepTimes {
     /// Models for `n_workers` workers that start as `first`, whose unit of time does not matter: the first steps show it.
     pub fn new(first: StepTime, n_workers: usize) -> Self {
         let learner = |memory| Learner::new(first, memory);
-        Self {
-            first,
-            pool: learner(POOL_MEMORY),
-            workers: vec![learner(MEMORY); n_workers],
-            error: None,
-        }
+        Self { first, pool: learner(POOL_MEMORY), workers: vec![learner(MEMORY); n_workers], error: None }
     }
 
     /// A worker's model as of now.

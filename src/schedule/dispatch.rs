@@ -9,7 +9,7 @@ use ndarray::Array2;
 use crate::{
     calibrate::Calibration,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{Handoff, Job, WorkerEvent},
+    schedule::{Handoff, Job, WorkerEvent, waiting::Waiting},
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
 };
@@ -56,11 +56,15 @@ pub struct DispatchLimits {
     pub max_handoffs: usize,
     /// Times a request is prefilled again before it fails.
     pub max_retries: u32,
+    /// Of prefilled requests that wait for a slot, those go first that cost the running batches least
+    /// ([`RoutePolicy::cost`]), as long as none waits for more than so many times the slots that it would wait for in turn.
+    /// 1 is in turn.
+    pub age_bound: u32,
 }
 
 impl Default for DispatchLimits {
     fn default() -> Self {
-        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3 }
+        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3, age_bound: 1 }
     }
 }
 
@@ -88,7 +92,7 @@ pub struct Dispatcher {
     prefill: Vec<PrefillView>,
     decode: Vec<WorkerView>,
     queue: VecDeque<Job>,
-    handoffs: VecDeque<(Handoff, Option<Signature>)>,
+    handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
     /// Of routed requests, where the driver asked for them.
     routed: Option<Vec<Signature>>,
@@ -144,7 +148,7 @@ impl Dispatcher {
             prefill: vec![PrefillView { n_inflight: 0, n_tokens: 0, healthy: true }; n_prefill],
             decode: decode.collect(),
             queue: VecDeque::new(),
-            handoffs: VecDeque::new(),
+            handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
             routed: None,
             stats: DispatchStats::default(),
@@ -316,7 +320,7 @@ impl Dispatcher {
             _ => None,
         };
         self.record(id).place = Place::Handoff;
-        self.handoffs.push_back((handoff, signature));
+        self.handoffs.push((handoff, signature));
     }
 
     fn on_returned(&mut self, mut job: Job, error: &str, commands: &mut Vec<Command>) {
@@ -355,7 +359,7 @@ impl Dispatcher {
     /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
     fn fail_waiting(&mut self, message: &str, commands: &mut Vec<Command>) {
         let queued = std::mem::take(&mut self.queue).into_iter().map(|job| job.id);
-        let handoffs = std::mem::take(&mut self.handoffs).into_iter().map(|(handoff, _)| handoff.job.id);
+        let handoffs = self.handoffs.drain().map(|(handoff, _)| handoff.job.id);
         for id in queued.chain(handoffs).collect::<Vec<_>>() {
             self.end(id, Outcome::Failed(message.to_owned()), commands);
         }
@@ -363,29 +367,45 @@ impl Dispatcher {
 
     /// Moves on whatever can move: hand-offs to decode workers first, then the queue to prefill workers.
     fn advance(&mut self, commands: &mut Vec<Command>) {
-        while let Some((handoff, signature)) = self.handoffs.pop_front() {
-            let id = handoff.job.id;
-            let request = route_request(&handoff, signature.as_ref());
+        while self.handoffs.len() > 0 {
+            let at = self.next_handoff();
+            let (handoff, signature) = self.handoffs.get(at).expect("a choice");
+            let request = route_request(handoff, signature.as_ref());
             match self.policy.select(&request, &self.decode) {
                 Ok(decision) => {
                     let worker = &mut self.decode[decision.worker.index()];
                     assert!(worker.eligible(), "{} chose worker {} which is full", self.policy.name(), worker.id);
                     worker.n_inflight += 1;
                     self.policy.placed(&request, decision.worker);
-                    self.record(id).place = Place::Decode(decision.worker);
+                    let (handoff, signature) = self.handoffs.take(at);
+                    self.record(handoff.job.id).place = Place::Decode(decision.worker);
                     commands.push(Command::Decode(decision.worker, handoff, decision));
                     if let Some(routed) = &mut self.routed {
                         routed.extend(signature);
                     }
                 }
-                Err(RouteError::AllFull) => {
-                    self.handoffs.push_front((handoff, signature));
-                    break;
+                Err(RouteError::AllFull) => break,
+                Err(error @ RouteError::NoWorker) => {
+                    let (handoff, _) = self.handoffs.take(at);
+                    self.end(handoff.job.id, Outcome::Failed(error.to_string()), commands);
                 }
-                Err(error @ RouteError::NoWorker) => self.end(id, Outcome::Failed(error.to_string()), commands),
             }
         }
         self.feed_prefill(commands);
+    }
+
+    /// The hand-off to be placed next: the cheapest that may go first, the oldest of equals.
+    fn next_handoff(&mut self) -> usize {
+        let mut least = (0, f64::INFINITY);
+        let n_choices = self.handoffs.n_choices();
+        for at in (0..n_choices).filter(|_| n_choices > 1) {
+            let (handoff, signature) = self.handoffs.get(at).expect("a choice");
+            let Some(cost) = self.policy.cost(&route_request(handoff, signature.as_ref()), &self.decode) else { break };
+            if cost < least.1 {
+                least = (at, cost);
+            }
+        }
+        least.0
     }
 
     fn feed_prefill(&mut self, commands: &mut Vec<Command>) {

@@ -11,6 +11,7 @@ mod job;
 mod picks;
 mod prefill;
 mod runner;
+mod waiting;
 
 pub use decode::{DecodeStep, DecodeWorker};
 pub use dispatch::{Command, DispatchLimits, DispatchStats, Dispatcher, Outcome, QueueFull, Source};

@@ -1,4 +1,7 @@
-use crate::sim::{Order, SimError, StepCost};
+use crate::{
+    schedule::DispatchLimits,
+    sim::{Order, SimError, StepCost},
+};
 
 /// How requests come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,6 +50,8 @@ pub struct ReplayParams {
     pub prefill: f64,
     /// What a decode step takes.
     pub cost: StepCost,
+    /// Of these, the number of waiting hand-offs and the age bound; the queue before them has no bound.
+    pub limits: DispatchLimits,
 }
 
 impl ReplayParams {
@@ -103,6 +108,7 @@ mod tests {
             warmup: 0.0,
             prefill: 0.0,
             cost: StepCost::UNIT,
+            limits: DispatchLimits::default(),
         };
         let run = |requests: &[usize], params: &ReplayParams| {
             let policy = Box::new(LeastLoaded);

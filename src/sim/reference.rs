@@ -33,6 +33,7 @@ enum What {
 struct Served {
     index: usize,
     first_token: f64,
+    wait: f64,
     n_done: usize,
     admission: Option<usize>,
     tpot: Option<f64>,
@@ -133,7 +134,7 @@ impl Plain<'_> {
     fn submit(&mut self) {
         self.queued.push_back(self.served.len());
         let index = self.draws.take();
-        self.served.push(Served { index, first_token: 0.0, n_done: 0, admission: None, tpot: None });
+        self.served.push(Served { index, first_token: 0.0, wait: 0.0, n_done: 0, admission: None, tpot: None });
     }
 
     fn advance(&mut self) {
@@ -160,6 +161,7 @@ impl Plain<'_> {
             self.policy.placed(&request, decision.worker);
             self.waiting.pop_front();
             self.served[id].admission = Some(self.n_admitted);
+            self.served[id].wait = self.now - self.served[id].first_token;
             self.n_admitted += 1;
             self.booked[decision.worker.index()] += 1;
             self.incoming[decision.worker.index()].push_back(id);
@@ -253,6 +255,7 @@ impl Plain<'_> {
         let distinct = steps.iter().map(|step| step.n_distinct).sum::<usize>() as f64 / n_layer;
         let measured = |served: &&Served| served.admission.is_some_and(|at| at >= n_warmup);
         let mut tpot: Vec<f64> = self.served.iter().filter(measured).filter_map(|served| served.tpot).collect();
+        let mut waits: Vec<f64> = self.served.iter().filter(measured).map(|served| served.wait).collect();
         let of_worker = |w: usize| steps.iter().filter(|step| step.worker == w).count() as u64;
         ReplayReport {
             policy: self.policy.name().to_owned(),
@@ -262,6 +265,7 @@ impl Plain<'_> {
             n_repeats: self.draws.n_repeats(),
             time: self.now,
             tpot: Summary::of(&mut tpot),
+            wait: Summary::of(&mut waits),
             experts_per_step: over(distinct, n),
             experts_per_token: over(distinct, n_batch),
             batch: over(n_batch, n),
@@ -335,7 +339,8 @@ proptest! {
             None => Arrivals::Closed { concurrency, ramp: whole(ramp) },
         };
         let order = if shuffled { Order::Shuffled { seed } } else { Order::Given };
-        let params = ReplayParams { arrivals, order, n_requests: 75, warmup, prefill: whole(prefill), cost, n_slots };
+        let limits = DispatchLimits::default();
+        let params = ReplayParams { arrivals, order, n_requests: 75, warmup, prefill: whole(prefill), cost, n_slots, limits };
         let n_workers = params.n_slots.len();
         let calibration = (kind.needs_calibration() || kind.uses_centroids() && shuffled).then(|| {
             let with_steps = (0..30).filter(|&at| trace.requests[at].n_steps(&trace.header) > 0);

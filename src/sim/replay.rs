@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
         policy: Box<dyn RoutePolicy>,
         calibration: Option<Arc<Calibration>>,
     ) -> Self {
-        let limits = DispatchLimits { max_queue: usize::MAX, max_prefill: usize::MAX, ..DispatchLimits::default() };
+        let limits = DispatchLimits { max_queue: usize::MAX, max_prefill: usize::MAX, ..params.limits };
         let worker = |&n_slots: &u32| {
             let runner = ReplayRunner::new(set, n_slots);
             let scheduler = DecodeWorker::new(runner.info(), 1, &[]);
@@ -328,7 +328,7 @@ impl<'a> Run<'a> {
                     Command::Prefill(_, job) => self.at(self.now + self.params.prefill, Happening::Prefilled(job)),
                     Command::Decode(worker, handoff, _) => {
                         let live = self.live.get_mut(&handoff.job.id).expect("a request of this run");
-                        live.measured = self.meter.admitted();
+                        live.measured = self.meter.admitted(self.now - live.first_token);
                         self.workers[worker.index()].scheduler.admit(handoff);
                         self.woken.push(worker.index());
                     }
@@ -363,7 +363,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             let step = worker.scheduler.step(&mut worker.runner, &mut worker.events);
-            let (n_batch, is_pure) = (step.requests.len() as u32, step.n_imported == 0);
+            let (n_batch, is_pure) = (step.requests.len() as u32, step.n_decoded_alone().is_some());
             let n_distinct = worker.runner.n_distinct();
             let time = self.params.cost.step(n_distinct, n_batch);
             worker.step = Some(Step { n_distinct, n_batch, time, is_pure });
@@ -428,6 +428,7 @@ mod tests {
             warmup: 0.2,
             prefill: 3.0,
             cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+            limits: DispatchLimits::default(),
         };
         let held_out: Vec<usize> = (96..192).collect();
         let report = replay(&ReplaySet::new(&trace), &held_out, &params, policy, Some(calibration)).expect("valid");

@@ -30,15 +30,8 @@ const RUN: usize = 48;
 
 impl Traffic {
     /// All there are.
-    pub const ALL: [Self; 7] = [
-        Self::Matched,
-        Self::Skewed,
-        Self::Step,
-        Self::Turnover,
-        Self::NewDomain,
-        Self::OneDomain,
-        Self::Runs,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Matched, Self::Skewed, Self::Step, Self::Turnover, Self::NewDomain, Self::OneDomain, Self::Runs];
 
     /// Its name in tables.
     pub const fn name(self) -> &'static str {
