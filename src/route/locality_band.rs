@@ -190,6 +190,7 @@ mod tests {
             best_similarity: Some(s[0]),
             band: 2,
             n_inflight: 4,
+            marginal: None,
         };
         assert_eq!(decision, want);
         let equal_loads = policy.select(&ask(&signature), &loads(&[4, 4, 0, 0])).expect("room");

@@ -325,7 +325,8 @@ proptest! {
         tau in prop::sample::select(vec![0.0f32, 0.1, 2.0]),
         (n_expert, k) in prop::sample::select(vec![(8usize, 2usize), (64, 4), (130, 3)]),
         (ramp, prefill, warmup) in (0.0f64..30.0, 0.0f64..6.0, 0.0f64..0.9),
-        (whole_times, bursty): (bool, bool),
+        whole_times: bool,
+        bursty: bool,
     ) {
         let planted = Planted { n_requests: 30, n_layer: 3, n_expert, k, n_steps: (0, 9), seed, ..Planted::default() };
         let trace = planted.trace();
