@@ -20,16 +20,17 @@ mkdir -p "$out"
 
 # The paper's tau: choosing it, and a verdict, take more requests than a demo has time to record.
 echo "== calibrating: which experts each request uses, and one centroid for each of 8 decode workers"
-"$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --requests 160 --workers 8 \
+"$eldr" calibrate -m "$model" --prompts examples/data/task.calibration.jsonl --requests 128 --workers 8 \
     --tau 0.1 --no-verdict -o "$out/task.safetensors"
 
-# Sixteen prefill workers: on a CPU a prompt of this model costs as much as its answer, and with one prefill worker
-# (PREFILL=1) the decode workers have nothing to batch, which the report then says.
-prefill="${PREFILL:-16}"
+# One prefill worker keeps eight decode workers in company only while an answer takes much longer than a prompt. On a CPU
+# a token of a prompt costs a third of a token of an answer, so the prompts are the short ones and the answers long.
+prefill="${PREFILL:-1}"
 echo "== serving the same requests under every policy, $prefill prefill and 8 decode workers"
 "$eldr" bench -m "$model" --workload examples/data/task.serve.jsonl --calibration "$out/task.safetensors" \
-    --prefill "$prefill" --decode 8 --policies all --clock virtual --slots 24 --concurrency 96 \
-    --requests "${REQUESTS:-160}" --json "$out/bench.json" --svg "$out/bench.svg"
+    --prefill "$prefill" --decode 8 --policies all --clock virtual --threads 1 --flash-attn on --slots 24 --concurrency 96 \
+    --max-prompt 48 --output-tokens 288 --requests "${REQUESTS:-64}" --warmup 0.3 \
+    --json "$out/bench.json" --svg "$out/bench.svg"
 
 cat <<'END'
 

@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release --example policies -- model.trace 8` prints the change of the median and the 99th percentile of the
 //! time per output token, each against the best of three load balancers. The trace needs domains (`eldr record`).
+#![expect(clippy::print_stdout, reason = "it prints a table")]
 
 use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
@@ -46,7 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (p50, p99) = (best(|m| m.tpot_p50), best(|m| m.tpot_p99));
         let change = |now: f64, then: f64| 100.0 * (now / then - 1.0);
         let cell = |m: &ReplayMeans| format!("{:+.1}/{:+.1}", change(m.tpot_p50, p50), change(m.tpot_p99, p99));
-        println!("{:12}{}", traffic.name(), means.iter().map(|m| format!("{:>19}", cell(m))).collect::<String>());
+        let cells: Vec<String> = means.iter().map(|m| format!("{:>19}", cell(m))).collect();
+        println!("{:12}{}", traffic.name(), cells.concat());
     }
     Ok(())
 }

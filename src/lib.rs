@@ -9,7 +9,8 @@
 //!
 //! 1. submit: [`Engine::submit`] checks it and gives a [`TokenStream`], or says why not.
 //! 2. tokenise: [`Engine::tokenize`] turns text into the prompt's tokens.
-//! 3. prefill queue: the [`Dispatcher`](schedule::Dispatcher) gives it to the prefill worker with the least to do.
+//! 3. prefill queue: the [`Dispatcher`](schedule::Dispatcher) gives it to the prefill worker that will be done with it
+//!    first: what a worker still holds of a prompt ([`kv`]) does not run again.
 //! 4. prefill with tap: the prompt runs chunk by chunk while the tap counts the experts it picks
 //!    ([`signature::ExpertCounts`]).
 //! 5. signature and route: a [`Calibration`] turns the counts into a unit vector ([`signature::Signature`]); a
@@ -18,7 +19,7 @@
 //! 7. decode loop: the worker draws a token of each of its sequences a step.
 //! 8. stream out: the client reads tokens and text, blocking or async.
 //!
-//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`trace`], [`calibrate`],
+//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`kv`], [`trace`], [`calibrate`],
 //! [`refit`], [`route`], [`schedule`], [`sim`] and [`metrics`] decide, [`figures`] computes what a calibration's report
 //! shows, and none of them touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `bench`
 //! measures. Without the feature `llama` everything but `llama` and the loading of models is there, over any
@@ -49,6 +50,7 @@ pub mod bench;
 pub mod calibrate;
 pub mod engine;
 pub mod figures;
+pub mod kv;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;

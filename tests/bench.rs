@@ -58,6 +58,7 @@ fn params(clock: Clock, decode: u32, calibration: Option<PathBuf>) -> BenchParam
         clock,
         arrivals: Arrivals::Poisson { rate: 200.0 },
         concurrency: None,
+        max_prompt: None,
         n_requests: Some(N_REQUESTS),
         seed: 1,
         temperature: 0.8,

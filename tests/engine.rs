@@ -13,9 +13,9 @@ use eldr::{
     Calibration,
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
     refit::RefitConfig,
-    route::{LeastLoaded, LocalityBand, LocalityBandParams},
-    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault},
-    types::{FinishReason, MoeShape, Request, SamplingParams, Token},
+    route::{LeastLoaded, LocalityBand, LocalityBandParams, Reason},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig},
+    types::{FinishReason, MoeShape, Request, SamplingParams, Token, WorkerId},
 };
 use ndarray::Array2;
 
@@ -61,6 +61,7 @@ fn parts_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> En
         limits,
         chunk: 16,
         n_expert: MODEL.n_expert,
+        prefix: PrefixConfig { max_tokens: 4096, ..PrefixConfig::default() },
     }
 }
 
@@ -99,6 +100,23 @@ fn many_clients_get_their_own_text() {
     });
     assert!(engine.drain(Duration::from_secs(60)));
     assert!(matches!(engine.submit(request(0, 1)), Err(EngineError::Draining)));
+}
+
+#[test]
+fn what_a_prompt_begins_with_is_not_computed_again_and_the_client_hears_it() {
+    let engine = engine_with(&[vec![]], 4, DispatchLimits::default());
+    let long = Request { prompt: (0..80).map(|i| 1 + i % 40).collect(), ..request(3, 5) };
+    let cached = |request: &Request| {
+        let completion = engine.submit(request.clone()).unwrap().collect().unwrap();
+        assert_eq!(completion.tokens, expected(request));
+        completion.usage.cached_tokens
+    };
+    assert_eq!((cached(&long), cached(&long)), (0, 78));
+    let branch = Request { prompt: [&long.prompt[..70], &[7, 7, 7]].concat(), ..long.clone() };
+    assert_eq!(cached(&branch), 64, "whole blocks");
+    let stats = engine.stats().cache;
+    assert_eq!((stats.n_prompt_tokens, stats.n_cached_tokens), (80 + 80 + 73, 78 + 64));
+    assert_eq!((stats.n_block_hits, stats.n_block_misses, stats.n_fallbacks), (3 + 2, 3 + 1, 0));
 }
 
 #[test]
@@ -210,6 +228,7 @@ fn workers_that_can_not_exchange_sequences_are_refused() {
         limits: DispatchLimits::default(),
         chunk: 16,
         n_expert: 8,
+        prefix: PrefixConfig::default(),
     };
     let refused = |parts| Engine::start(parts).err().unwrap().to_string();
     let error = refused(parts(vec![worker("prefill 0", MODEL, 64)], vec![worker("decode 0", other, 64)]));
@@ -307,10 +326,116 @@ fn refits_run_beside_the_requests_and_change_no_text() {
         }
         n_requests += 8;
     }
+    let reads = refit().reads.unwrap();
+    assert!((2.0..=8.0).contains(&reads.distinct) && (1.0..=4.0).contains(&reads.batch), "{reads:?}");
     // Requests of the lost worker are routed again.
     assert!(refit().n_observed >= n_requests);
     assert_eq!(refit().off, None);
     engine.shutdown();
+}
+
+fn fake_worker(name: &str, n_slots: u32, n_ctx_slot: u32) -> EngineWorker {
+    EngineWorker {
+        name: name.to_owned(),
+        runner: Box::new(FakeRunner::new(MODEL, n_slots, n_ctx_slot, Vec::new())),
+        permits: None,
+    }
+}
+
+#[test]
+fn a_drained_worker_gets_nothing_new_and_finishes_what_it_has() {
+    let engine = engine_with(&[vec![], vec![]], 2, DispatchLimits::default());
+    let serve = |n: u64| {
+        let requests: Vec<_> = (0..n).map(|i| request(i, 9)).collect();
+        let streams: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        let mut workers = Vec::new();
+        for (request, stream) in requests.iter().zip(streams) {
+            let mut tokens = Vec::new();
+            for event in stream {
+                match event {
+                    StreamEvent::Routed { decision, .. } => workers.push(decision.worker),
+                    StreamEvent::Token { token, .. } => tokens.push(token),
+                    StreamEvent::End { .. } => {}
+                    StreamEvent::Failed(why) => panic!("{why}"),
+                }
+            }
+            assert_eq!(tokens, expected(request));
+        }
+        workers.sort_unstable();
+        workers.dedup();
+        workers
+    };
+    let [zero, one, two] = [0, 1, 2].map(WorkerId);
+    assert_eq!(serve(8), [zero, one]);
+    let held = engine.submit(request(1, 200)).unwrap();
+    engine.drain_decode(zero).unwrap();
+    assert_eq!(serve(8), [one]);
+    assert_eq!(
+        engine.drain_decode(one).unwrap_err().to_string(),
+        "decode worker 1 is the last one that takes requests: add or resume another before it is drained"
+    );
+    assert_eq!(engine.add_decode(fake_worker("decode 2", 3, 256)).unwrap(), two);
+    engine.drain_decode(one).unwrap();
+    assert_eq!(serve(8), [two]);
+    engine.resume_decode(zero).unwrap();
+    assert_eq!(serve(12), [zero, two]);
+    assert_eq!(held.collect().unwrap().tokens, expected(&request(1, 200)));
+    let unknown = engine.resume_decode(WorkerId(3)).unwrap_err().to_string();
+    assert_eq!(unknown, "there is no decode worker 3: there are 3, counted from 0");
+    assert_eq!(engine.stats().lost, [false; 3]);
+    let refused = engine.add_decode(fake_worker("decode 3", 3, 128)).unwrap_err().to_string();
+    assert!(refused.contains("decode 3 holds 128"), "{refused}");
+    assert_eq!(engine.stats().workers.len(), 3);
+    engine.shutdown();
+    assert!(matches!(engine.add_decode(fake_worker("decode 4", 3, 256)), Err(EngineError::Draining)));
+}
+
+#[test]
+fn a_lost_worker_is_not_resumed_and_a_new_one_takes_its_place() {
+    let engine = engine_with(&[vec![Fault::DecodeFatal(3)]], 4, DispatchLimits::default());
+    let lost = engine.submit(request(1, 30)).unwrap().collect();
+    assert!(lost.is_err(), "{lost:?}");
+    assert_eq!(
+        engine.resume_decode(WorkerId(0)).unwrap_err().to_string(),
+        "decode worker 0 is lost and does not come back: add a new one"
+    );
+    assert_eq!(engine.stats().lost, [true]);
+    engine.add_decode(fake_worker("decode 1", 4, 256)).unwrap();
+    assert_eq!(engine.submit(request(1, 30)).unwrap().collect().unwrap().tokens, expected(&request(1, 30)));
+}
+
+#[test]
+fn a_refit_cuts_a_centroid_for_a_worker_that_joins_and_none_for_one_that_is_drained() {
+    let calibration = Arc::new(calibration());
+    let centroids = Arc::new(calibration.centroids.clone());
+    let parts = EngineParts {
+        policy: Box::new(LocalityBand::new(centroids, 3, LocalityBandParams::default()).unwrap()),
+        calibration: Some(calibration),
+        ..parts_with(&[vec![], vec![], vec![]], 4, DispatchLimits::default())
+    };
+    let config = RefitConfig { min_fresh: 24, min_interval: Duration::ZERO, ..RefitConfig::default() };
+    let engine = Engine::start_refitting(parts, config).unwrap();
+    engine.drain_decode(WorkerId(1)).unwrap();
+    engine.add_decode(fake_worker("decode 3", 8, 256)).unwrap();
+    let mut n_requests = 0;
+    // Once it has a centroid, requests go to the new worker because of it.
+    loop {
+        assert!(n_requests < 100_000, "{:?}", engine.stats().refit);
+        let requests: Vec<_> = (0..8).map(|i| request(n_requests + i, 4)).collect();
+        let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        let mut by_centroid = false;
+        for event in streams.into_iter().flatten() {
+            let StreamEvent::Routed { decision, .. } = event else { continue };
+            assert_ne!(decision.worker, WorkerId(1));
+            by_centroid |= decision.worker == WorkerId(3) && decision.reason == Reason::Band;
+        }
+        n_requests += 8;
+        if by_centroid {
+            break;
+        }
+    }
+    let refit = engine.stats().refit.unwrap();
+    assert_eq!((refit.n_workers, refit.off), (3, None));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! In the exact setting (CPU, flash attention off, `exact`) the text of a request does not depend on the
-//! policy, the number of workers, their threads, or who shares its batch.
+//! In the exact setting (CPU, flash attention off or one thread a worker, `exact`) the text of a request does not depend
+//! on the policy, the number of workers, their threads, or who shares its batch.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -7,7 +7,8 @@ use std::path::Path;
 use eldr::{
     engine::{Engine, EngineConfig, FlashAttention, LoadedModel, RecordPrompt, WorkerList, record},
     route::PolicyKind,
-    types::{Request, SamplingParams, Token},
+    schedule::{DecodeItem, StepPicks},
+    types::{Request, SamplingParams, Slot, Token, WorkerId},
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf");
@@ -66,8 +67,8 @@ fn outputs(config: &EngineConfig, temperature: f32) -> Vec<Vec<Token>> {
 }
 
 /// Each request alone in its engine.
-fn one_by_one(temperature: f32) -> Vec<Vec<Token>> {
-    let config = config(1, 1, 1, 1);
+fn one_by_one(flash_attention: FlashAttention, temperature: f32) -> Vec<Vec<Token>> {
+    let config = EngineConfig { flash_attention, ..config(1, 1, 1, 1) };
     let engine = LoadedModel::load(Path::new(MODEL), &config).unwrap().engine(&config).unwrap();
     let run = |request| engine.submit(request).unwrap().collect().unwrap().tokens;
     requests(&engine, temperature).into_iter().map(run).collect()
@@ -76,7 +77,7 @@ fn one_by_one(temperature: f32) -> Vec<Vec<Token>> {
 #[test]
 fn outputs_do_not_depend_on_policy_workers_threads_or_batch_mates() {
     for temperature in [0.0, 0.8] {
-        let alone = one_by_one(temperature);
+        let alone = one_by_one(FlashAttention::Off, temperature);
         assert!(alone.iter().all(|tokens| tokens.len() >= 10));
         for (policy, prefill, decode, n_slots, n_threads) in [
             (PolicyKind::RoundRobin, 1, 1, 8, 1),
@@ -88,6 +89,65 @@ fn outputs_do_not_depend_on_policy_workers_threads_or_batch_mates() {
             let got = outputs(&config, temperature);
             assert_eq!(got, alone, "{policy} over {decode} workers of {n_slots} slots, {n_threads} threads");
         }
+    }
+}
+
+/// Symptom: with flash attention a sequence that decoded alone drew other tokens than in company, even on one thread.
+#[test]
+fn flash_attention_is_exact_on_one_thread() {
+    let alone = one_by_one(FlashAttention::On, 0.8);
+    for (policy, prefill, decode, n_slots) in
+        [(PolicyKind::RoundRobin, 1, 1, 8), (PolicyKind::Random, 1, 3, 4), (PolicyKind::LeastLoaded, 2, 2, 5)]
+    {
+        let config =
+            EngineConfig { policy, flash_attention: FlashAttention::On, ..config(prefill, decode, n_slots, 1) };
+        assert_eq!(outputs(&config, 0.8), alone, "{policy} over {decode} workers of {n_slots} slots");
+    }
+}
+
+#[test]
+fn a_worker_that_joins_decodes_like_the_others() {
+    let config = config(1, 1, 4, 1);
+    let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+    let engine = model.engine(&config).unwrap();
+    let texts = || -> Vec<Vec<Token>> {
+        let streams: Vec<_> = requests(&engine, 0.8).into_iter().map(|r| engine.submit(r).unwrap()).collect();
+        streams.into_iter().map(|stream| stream.collect().unwrap().tokens).collect()
+    };
+    let before = texts();
+    let joined = engine.add_decode(model.decode_worker(&config, 1, None).unwrap()).unwrap();
+    assert_eq!((joined.0, texts()), (1, before.clone()));
+    engine.drain_decode(WorkerId(0)).unwrap();
+    assert_eq!(texts(), before);
+}
+
+#[test]
+fn one_decode_step_in_three_tells_its_picks() {
+    let config = config(1, 1, 4, 1);
+    let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+    let run = |tap_every: u32| {
+        let mut runner = model.decode_workers(&config, tap_every).unwrap().remove(0).runner;
+        let prompt = model.tokenizer().tokenize(PROMPTS[0]).unwrap();
+        let (slot, mut picks, mut next) = (Slot(0), StepPicks::default(), Vec::new());
+        runner.open(slot, &SamplingParams::default(), &[]).unwrap();
+        let mut token = runner.prefill(slot, &prompt, 0, true, None).unwrap().unwrap();
+        let steps = (0..7).map(|i| {
+            let item = DecodeItem { slot, token, pos: u32::try_from(prompt.len()).unwrap() + i };
+            next.clear();
+            runner.decode(&[item], &mut next, &mut picks).unwrap();
+            token = next[0];
+            (token, picks.clone())
+        });
+        steps.unzip::<_, _, Vec<Token>, Vec<StepPicks>>()
+    };
+    let (text, never) = run(0);
+    let (same, always) = run(1);
+    let (again, sometimes) = run(3);
+    assert_eq!((&text, &text), (&same, &again));
+    for i in 0..7 {
+        assert!(never[i].is_empty() && !always[i].is_empty());
+        let want = if i % 3 == 2 { &always[i] } else { &never[i] };
+        assert_eq!(&sometimes[i], want, "step {i}");
     }
 }
 

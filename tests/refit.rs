@@ -24,10 +24,10 @@ struct Outcome {
     refitted: Measured,
 }
 
-/// The three ways on the same traffic, calibrated on equal parts of four domains; the mean over three worlds.
+/// The three ways on the same traffic, calibrated on equal parts of four domains; the mean over four worlds, on which nothing was tuned.
 fn compare(name: &str, mixture: impl Fn(u64) -> Mix) -> Outcome {
     let mut runs: [Vec<Measured>; 3] = Default::default();
-    for seed in 0..3 {
+    for seed in 100..104 {
         let world = World::new(seed);
         let calibration = world.calibration(N_WORKERS, &EQUAL);
         let replay = Replay { world: &world, calibration: &calibration, n_requests: N_REQUESTS, mixture: &mixture };
@@ -85,8 +85,15 @@ fn best_when_a_domain_appears_that_calibration_never_saw() {
 
 #[test]
 fn loses_nothing_when_traffic_is_as_calibrated() {
-    let outcome = compare("steady", |_| EQUAL);
-    outcome.refit_is_best();
-    // A refit by the clock does lose.
-    assert!(outcome.timer.distinct > outcome.calibrated.distinct);
+    let Outcome { calibrated, timer, refitted } = compare("steady", |_| EQUAL);
+    // Not one centroid has to move; what little is lost by chance is bounded.
+    for (name, [refitted, calibrated, timer]) in [
+        ("experts", [&refitted, &calibrated, &timer].map(|m| m.distinct)),
+        ("TPOT", [&refitted, &calibrated, &timer].map(|m| m.tpot)),
+        ("P99", [&refitted, &calibrated, &timer].map(|m| m.tpot_p99)),
+    ] {
+        assert!(refitted < 1.003 * calibrated, "{name}: {refitted} against {calibrated}");
+        // A refit by the clock does lose.
+        assert!(timer > 1.01 * calibrated, "{name}: {timer} against {calibrated}");
+    }
 }

@@ -88,6 +88,23 @@ impl World {
         }
     }
 
+    /// Drains, resumes or adds a decode worker, chosen by `pick`; refusals change nothing.
+    fn regroup(&mut self, pick: usize, n_slots: u32) {
+        let worker = WorkerId((pick / 3 % self.decode.len()) as u32);
+        match pick % 3 {
+            0 => drop(self.dispatcher.drain_decode(worker)),
+            1 => drop(self.dispatcher.resume_decode(worker, &mut self.commands)),
+            _ => {
+                let runner = FakeRunner::new(MODEL, n_slots, 64, Vec::new());
+                self.decode.push((DecodeWorker::new(runner_info(&runner), CHUNK, &[0]), runner));
+                let id = self.dispatcher.add_decode(n_slots);
+                assert_eq!(id.index() + 1, self.decode.len());
+                self.dispatcher.resume_decode(id, &mut self.commands).unwrap();
+            }
+        }
+        self.carry_out();
+    }
+
     fn carry_out(&mut self) {
         for command in std::mem::take(&mut self.commands) {
             match command {
@@ -158,6 +175,7 @@ proptest! {
         faults in prop::collection::vec((0usize..6, 0u64..30, 0u32..4), 0..5),
         n_requests in 1u64..25,
         cancels in prop::collection::vec(0u64..25, 0..4),
+        regroups in prop::collection::vec((0u64..25, any::<usize>(), 1u32..4), 0..6),
     ) {
         let faults: Vec<(Source, Fault)> = faults
             .into_iter()
@@ -175,6 +193,9 @@ proptest! {
             requests.insert(RequestId(id), request);
             for _ in 0..rng.below(6) {
                 world.step(rng.below(64));
+            }
+            for &(_, pick, n_slots) in regroups.iter().filter(|regroup| regroup.0 == id) {
+                world.regroup(pick, n_slots);
             }
             if cancels.contains(&id) {
                 world.cancel(rng.below(id as usize + 1) as u64);

@@ -21,6 +21,14 @@ pub enum BenchError {
     /// A line of the workload that can not be run.
     #[error("workload line {0}: {1}")]
     Prompt(String, String),
+    /// No line of the workload is short enough.
+    #[error("no prompt of the workload has {max_prompt} tokens or fewer: the shortest has {shortest}")]
+    AllTooLong {
+        /// Tokens a prompt may have.
+        max_prompt: usize,
+        /// Tokens of the shortest one.
+        shortest: usize,
+    },
     /// A file could not be read.
     #[error("{}: {source}", path.display())]
     File {

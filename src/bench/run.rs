@@ -1,4 +1,5 @@
 use std::{
+    fmt::Write as _,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
@@ -18,13 +19,13 @@ use crate::{
     },
     calibrate::Calibration,
     engine::{
-        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, devices,
-        threads_alone, versions,
+        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, PrefixBudget,
+        RamTier, devices, threads_alone, versions,
     },
     metrics::RunSummary,
-    refit::{RefitConfig, RefitStats, Refitter},
+    refit::{Reads, RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
-    schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
+    schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
 };
 
@@ -46,6 +47,8 @@ pub struct BenchParams {
     pub arrivals: Arrivals,
     /// Requests in the system at most; the next arrives when one ends. None is no limit.
     pub concurrency: Option<usize>,
+    /// Tokens of a prompt at most; lines with longer ones are left out. None takes every line.
+    pub max_prompt: Option<usize>,
     /// Requests a run; the workload is cut or cycled to it. None is the workload once.
     pub n_requests: Option<usize>,
     /// Seed of arrivals, draws and policies.
@@ -84,19 +87,23 @@ pub struct Progress {
 /// policy whose outputs are equal; on the real clock each policy has a counting run of its own.
 pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport, BenchError> {
     let items = workload::read(&params.workload)?;
-    let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
     let mut config = params.config.clone();
     config.seed = params.seed;
     config.heed_verdict = false;
     // Only some of the policies have centroids.
     let refit = config.refit.take();
-    config.domains = workload::domains(&items);
-    // A bench offers its load whatever happens: the queue holds all of it.
-    config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
     if params.clock == Clock::Virtual && config.n_threads == 0 {
         config.n_threads = threads_alone();
     }
     let model = LoadedModel::load(&params.model, &config)?;
+    let items = match params.max_prompt {
+        Some(max_prompt) => short(items, max_prompt, &model)?,
+        None => items,
+    };
+    let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
+    config.domains = workload::domains(&items);
+    // A bench offers its load whatever happens: the queue holds all of it.
+    config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
     let calibration = model.calibration(&config)?;
     let requests = prepare(params, &model, &items)?;
     let mut bench = Bench {
@@ -104,13 +111,14 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
         config,
         refit,
         refits: Vec::new(),
+        caches: Vec::new(),
         model,
         calibration,
         requests,
         memo: PrefillMemo::default(),
         picks: PickStore::default(),
     };
-    if params.clock == Clock::Virtual {
+    if params.clock == Clock::Virtual && !bench.keeps_prefixes() {
         bench.prefill_all()?;
     }
     let mut runs = Vec::new();
@@ -126,6 +134,8 @@ struct Bench<'a> {
     refit: Option<RefitConfig>,
     /// What refits came to, a run each.
     refits: Vec<(PolicyKind, RefitStats)>,
+    /// What each run's prefill workers kept and used again.
+    caches: Vec<(PolicyKind, CacheStats)>,
     model: LoadedModel,
     calibration: Option<Arc<Calibration>>,
     requests: Vec<BenchRequest>,
@@ -142,9 +152,10 @@ impl Bench<'_> {
         let timeline = match self.params.clock {
             Clock::Virtual => {
                 let measure = Durations::Measure(Vec::new());
-                let VirtualOutcome { mut timeline, durations, refit } =
+                let VirtualOutcome { mut timeline, durations, refit, cache } =
                     self.run_virtual(None, measure, &mut |n| hear(false, n))?;
                 self.refits.extend(refit.map(|stats| (policy, stats)));
+                self.caches.push((policy, cache));
                 if count && !timeline.count(&self.picks) {
                     let mut picks = PickStore::default();
                     let replay = Durations::Replay(durations.into_iter());
@@ -204,9 +215,13 @@ impl Bench<'_> {
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let n_prefill = parts.prefill.len();
         let dispatcher = Dispatcher::new(n_prefill, &n_slots, parts.policy, parts.calibration, parts.limits);
+        let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
         let prefill = parts.prefill.into_iter().map(|EngineWorker { runner, .. }| {
             let scheduler = PrefillWorker::new(runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            Worker::new(scheduler, self.memo.wrap(&probe, runner))
+            let scheduler = scheduler.caching(parts.prefix, runner.info(), parts.n_expert).spilling(store());
+            Worker::new(scheduler, if self.keeps_prefixes() { runner } else { self.memo.wrap(&probe, runner) })
         });
         let decode = parts.decode.into_iter().map(|EngineWorker { runner, .. }| {
             let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog);
@@ -219,13 +234,19 @@ impl Bench<'_> {
         run.run(&self.requests, self.params.concurrency, progress)
     }
 
+    /// Whether prompts begin with what others left behind: their prefills then differ from run to run.
+    fn keeps_prefixes(&self) -> bool {
+        self.config.prefix_cache != PrefixBudget::Off
+    }
+
     fn refitter(&self) -> Result<Option<Refitter>, BenchError> {
         let (Some(refit), Some(calibration), true) =
             (&self.refit, &self.calibration, self.config.policy.uses_centroids())
         else {
             return Ok(None);
         };
-        let refitter = Refitter::new(refit.clone(), Arc::new(calibration.centroids.clone()));
+        let n_slots = vec![self.config.n_slots; self.config.decode.n_workers()];
+        let refitter = Refitter::of_calibration(refit.clone(), calibration, &n_slots);
         refitter.map(Some).map_err(|error| EngineError::Config(error.to_string()).into())
     }
 
@@ -246,8 +267,9 @@ impl Bench<'_> {
         };
         let timeline = run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)?;
         if !tap {
-            let policy = self.config.policy;
-            self.refits.extend(engine.stats().refit.map(|stats| (policy, stats)));
+            let (policy, stats) = (self.config.policy, engine.stats());
+            self.refits.extend(stats.refit.map(|stats| (policy, stats)));
+            self.caches.push((policy, stats.cache));
         }
         Ok(timeline)
     }
@@ -270,13 +292,14 @@ impl Bench<'_> {
         let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
         Ok(EngineParts {
             prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
-            decode: watch(self.model.decode_workers(&self.config, tap)?),
+            decode: watch(self.model.decode_workers(&self.config, u32::from(tap))?),
             tokenizer: self.model.tokenizer(),
             policy: probe.watch_policy(policy),
             calibration: self.calibration.clone(),
             limits: self.config.limits,
             chunk: self.model.chunk(&self.config),
             n_expert: self.model.moe_shape().map_or(0, |shape| shape.n_expert),
+            prefix: self.model.prefix(&self.config),
         })
     }
 
@@ -289,9 +312,15 @@ impl Bench<'_> {
         if self.params.clock == Clock::Virtual {
             notes.push(
                 "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \
-                 advance on a virtual clock. Prefill steps were computed and timed once, first, and replayed under every policy."
+                 advance on a virtual clock."
                     .to_owned(),
             );
+            notes.push(if self.keeps_prefixes() {
+                "Prefill steps were computed in every run, since what a worker keeps depends on what it ran before."
+                    .to_owned()
+            } else {
+                "Prefill steps were computed and timed once, first, and replayed under every policy.".to_owned()
+            });
             if self.stopwatch() == Stopwatch::Thread {
                 notes.push(
                     "Steps run on one CPU thread and were timed by its CPU time, which other programs on the machine do \
@@ -305,11 +334,26 @@ impl Bench<'_> {
                 "The model is inflated: zero rows make its experts larger, its outputs are unchanged.".to_owned(),
             );
         }
+        if self.keeps_prefixes() {
+            notes.extend(self.caches.iter().map(|(policy, cache)| {
+                format!(
+                    "Prefix cache, {policy}: {} of {} prompt tokens were there ({} copies, {} fallbacks).",
+                    cache.n_cached_tokens, cache.n_prompt_tokens, cache.n_copies, cache.n_fallbacks
+                )
+            }));
+        }
         for (policy, refit) in &self.refits {
             let mut note = format!(
                 "{policy}'s centroids followed the traffic: set anew {} times in {} checks.",
                 refit.n_swaps, refit.n_checks
             );
+            if let Some(Reads { distinct, batch }) = refit.reads {
+                let _ = write!(note, " A step read {distinct:.1} experts a layer for {batch:.1} sequences");
+                if let Some(Reads { distinct, batch }) = refit.expected_reads {
+                    let _ = write!(note, "; {distinct:.1} for {batch:.1} were expected");
+                }
+                note.push('.');
+            }
             if self.params.clock == Clock::Virtual {
                 note.push_str(" Fits take no time on the virtual clock: an engine runs them on a thread of their own.");
             }
@@ -359,6 +403,24 @@ impl Bench<'_> {
             extra: serde_json::Map::new(),
         })
     }
+}
+
+/// The lines whose prompts have at most so many tokens.
+fn short(items: Vec<WorkloadItem>, max_prompt: usize, model: &LoadedModel) -> Result<Vec<WorkloadItem>, BenchError> {
+    let tokenizer = model.tokenizer();
+    let mut shortest = usize::MAX;
+    let mut kept = Vec::new();
+    for item in items {
+        let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;
+        shortest = shortest.min(prompt.len());
+        if prompt.len() <= max_prompt {
+            kept.push(item);
+        }
+    }
+    if kept.is_empty() {
+        return Err(BenchError::AllTooLong { max_prompt, shortest });
+    }
+    Ok(kept)
 }
 
 /// The workload's requests with their arrival times. Every output has exactly its `max_tokens` tokens, so that all

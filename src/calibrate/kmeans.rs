@@ -75,6 +75,9 @@ fn cheaper(first: Clustering, second: Clustering) -> Clustering {
 
 fn search(points: &Array2<f32>, weights: &[u32], params: &KmeansParams, rng: &mut Rng) -> Clustering {
     let mut centroids = first_centroids(points, params.k, rng);
+    if weights.iter().any(|weight| *weight != weights[0]) {
+        centroids = heavy_where_many(points, weights, &centroids);
+    }
     let mut labels = Vec::new();
     let mut n_iterations = 0;
     while n_iterations < params.max_iterations {
@@ -121,6 +124,27 @@ fn first_centroids(points: &Array2<f32>, k: usize, rng: &mut Rng) -> Array2<f32>
         nearest[point] = 0.0;
     }
     centroids
+}
+
+/// The first centroids, given to the clusters so that a heavier one starts where more points are: a large group that
+/// falls to a small cluster is not found again by the steps that follow.
+fn heavy_where_many(points: &Array2<f32>, weights: &[u32], centroids: &Array2<f32>) -> Array2<f32> {
+    let k = weights.len();
+    let mut n_nearest = vec![0usize; k];
+    for row in distances(points, centroids).outer_iter() {
+        let nearest = (0..k).min_by_key(|&c| row[c]).expect("a cluster");
+        n_nearest[nearest] += 1;
+    }
+    let by = |key: &dyn Fn(usize) -> usize| {
+        let mut order: Vec<usize> = (0..k).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(key(i)));
+        order
+    };
+    let mut from = vec![0; k];
+    for (cluster, centroid) in by(&|i| weights[i] as usize).into_iter().zip(by(&|i| n_nearest[i])) {
+        from[cluster] = centroid;
+    }
+    centroids.select(Axis(0), &from)
 }
 
 /// Cosine distances in units of 2^-32, N x K.
@@ -245,6 +269,23 @@ mod tests {
             }
         }
         assert_eq!(weighted_kmeans(&points, &[3; 3], &params(3)), balanced_kmeans(&points, &params(3)));
+    }
+
+    // Symptom: a cluster of double size took half of a small group and half of a large one.
+    #[test]
+    fn a_heavy_cluster_starts_where_many_points_are() {
+        let axes = [4usize, 0, 4, 5, 2, 5];
+        let rows: Vec<Vec<f32>> = (0..60)
+            .map(|i| (0..6).map(|e| f32::from(u8::from(e == axes[i % 6])) + 0.01 * (i % 7) as f32).collect())
+            .collect();
+        for seed in 0..8 {
+            let one = KmeansParams { seed, n_restarts: 4, ..params(4) };
+            let clustering = weighted_kmeans(&units(&rows), &[1, 2, 1, 2], &one);
+            for (cluster, n) in [10, 20, 10, 20].into_iter().enumerate() {
+                let of: Vec<usize> = (0..60).filter(|&i| clustering.labels[i] as usize == cluster).collect();
+                assert!(of.len() == n && of.iter().all(|i| axes[i % 6] == axes[of[0] % 6]), "{of:?}");
+            }
+        }
     }
 
     #[test]

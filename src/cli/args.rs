@@ -9,7 +9,9 @@ use clap::{
     builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser},
 };
 use eldr::{
-    engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration, threads_alone},
+    engine::{
+        EngineConfig, EngineError, FlashAttention, KvFormat, PrefixBudget, WorkerList, read_calibration, threads_alone,
+    },
     refit::RefitConfig,
     route::PolicyKind,
 };
@@ -25,25 +27,25 @@ pub struct ModelArgs {
     /// Use the devices of the RPC server there; may be repeated
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub rpc: Vec<String>,
-    /// Tokens of a slot, prompt and output together
+    /// Tokens of a slot, prompt and output together; by default 2048
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
     ctx: Option<u32>,
-    /// Sequences a worker holds
+    /// Sequences a worker holds; by default 16
     #[arg(long, value_name = "N")]
     slots: Option<u32>,
-    /// Prompt tokens a prefill step runs
+    /// Prompt tokens a prefill step runs; by default 512
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
-    /// Threads of each CPU worker; 0 divides the cores
+    /// Threads of each CPU worker; by default the cores are divided, as by 0
     #[arg(short, long, value_name = "N")]
     threads: Option<u32>,
-    /// Flash attention
+    /// Flash attention; by default auto, on unless all workers are CPUs
     #[arg(long, value_name = "WHERE", value_parser = flash_attention())]
     flash_attn: Option<FlashAttention>,
-    /// Type of keys and values
+    /// Type of keys and values; by default f16
     #[arg(long, value_name = "TYPE", value_parser = kv_format())]
     kv_type: Option<KvFormat>,
-    /// Layers on the device, as llama.cpp's -ngl
+    /// Layers on the device, as llama.cpp's -ngl; by default all
     #[arg(long, value_name = "N")]
     n_gpu_layers: Option<u32>,
     /// Keep all experts in host memory
@@ -69,16 +71,23 @@ pub struct WorkerArgs {
     /// Decode workers: 8, 8@cpu or 2@cuda:0,2@cuda:1
     #[arg(long, value_name = "WORKERS")]
     pub decode: Option<WorkerList>,
-    /// Requests that may wait; one more is refused
+    /// What a prefill worker keeps of finished prompts for others that begin alike: on (all its slots hold), off, a number
+    /// of tokens, or a size such as 512MiB
+    #[arg(long, value_name = "on|off|TOKENS|SIZE")]
+    prefix_cache: Option<PrefixBudget>,
+    /// MiB of host memory for prefixes that had to make room there
+    #[arg(long, value_name = "MIB")]
+    cache_ram: Option<u64>,
+    /// Requests that may wait, by default 1024; one more is refused
     #[arg(long, value_name = "N")]
     max_queue: Option<usize>,
-    /// Requests given to a prefill worker at a time
+    /// Requests given to a prefill worker at a time; by default 4
     #[arg(long, value_name = "N")]
     max_prefill: Option<usize>,
-    /// Prefilled requests that may wait for a decode slot
+    /// Prefilled requests that may wait for a decode slot; by default 16
     #[arg(long, value_name = "N")]
     max_handoffs: Option<usize>,
-    /// Times a request is prefilled again before it fails
+    /// Times a request is prefilled again before it fails; by default 3
     #[arg(long, value_name = "N")]
     max_retries: Option<u32>,
     /// Times its turn's wait a request may wait for a slot while cheaper ones go first; 1 is in turn
@@ -106,7 +115,7 @@ pub struct RouteArgs {
     /// Width of the locality band; without it, or auto, the calibration's
     #[arg(long, value_name = "TAU|auto")]
     tau: Option<TauChoice>,
-    /// Fewest workers of the locality band
+    /// Fewest workers of the locality band; by default 1
     #[arg(long, value_name = "N")]
     min_band: Option<u32>,
     /// Let the calibration's centroids follow the traffic; on where the policy is auto
@@ -198,6 +207,8 @@ impl WorkerArgs {
     pub fn configure(&self, config: &mut EngineConfig) {
         put(&mut config.prefill, self.prefill.clone());
         put(&mut config.decode, self.decode.clone());
+        put(&mut config.prefix_cache, self.prefix_cache);
+        put(&mut config.cache_ram_mib, self.cache_ram);
         put(&mut config.limits.max_queue, self.max_queue);
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
@@ -244,7 +255,7 @@ fn put<T>(place: &mut T, given: Option<T>) {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
 
@@ -273,12 +284,29 @@ mod tests {
     }
 
     #[test]
+    fn the_help_names_the_defaults() {
+        let help = All::command().render_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let EngineConfig { n_slots, n_ctx_slot, chunk, min_band, limits, .. } = EngineConfig::default();
+        let limits = [limits.max_queue, limits.max_prefill, limits.max_handoffs, limits.max_retries as usize];
+        let numbers = [n_slots, n_ctx_slot, chunk, min_band].map(|n| n as usize);
+        for (option, number) in ["--slots", "--ctx", "--chunk", "--min-band"]
+            .iter()
+            .zip(numbers)
+            .chain(["--max-queue", "--max-prefill", "--max-handoffs", "--max-retries"].iter().zip(limits))
+        {
+            let (_, text) = help.split_once(&format!("{option} <N>")).expect("an option");
+            let (text, _) = text.split_once(" --").unwrap_or((text, ""));
+            assert!(text.contains(&format!("by default {number}")), "{option}: {text}");
+        }
+    }
+
+    #[test]
     fn every_part_of_the_configuration_is_reachable() {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --refit --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1 \
-             --age-bound 2",
+             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 \
+             --max-retries 1 --age-bound 2",
         );
         let mut want = EngineConfig {
             prefill: "1@cuda:0".parse().expect("valid"),
@@ -298,6 +326,8 @@ mod tests {
             tau: Some(0.2),
             min_band: 2,
             refit: Some(RefitConfig::default()),
+            prefix_cache: PrefixBudget::MiB(64),
+            cache_ram_mib: 512,
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;

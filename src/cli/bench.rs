@@ -9,8 +9,11 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use eldr::{
-    bench::{self, BenchError, BenchParams, BenchReport, Clock, Progress, chart, table, workload::Arrivals},
-    engine::{EngineConfig, WorkerList, check_output, replace_file},
+    bench::{
+        self, BenchError, BenchParams, BenchReport, Clock, Progress, chart, table,
+        workload::{self, Arrivals},
+    },
+    engine::{EngineConfig, PrefixBudget, WorkerList, check_output, replace_file},
     route::{ParsePolicyError, PolicyKind},
 };
 
@@ -51,6 +54,9 @@ pub struct BenchArgs {
     /// Requests in the system at most; the next arrives when one ends
     #[arg(long, value_name = "N")]
     concurrency: Option<usize>,
+    /// Leave out prompts of more tokens
+    #[arg(long, value_name = "N")]
+    max_prompt: Option<usize>,
     /// Requests to serve; the workload is cut or repeated to it
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
@@ -114,7 +120,8 @@ impl BenchArgs {
     }
 
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
-        let params = self.params()?;
+        let mut params = self.params()?;
+        self.check_labels(&mut params.policies)?;
         self.check_outputs(&params.model)?;
         self.model.add_rpc()?;
         progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
@@ -145,6 +152,7 @@ impl BenchArgs {
             clock: self.clock,
             arrivals: self.arrivals()?,
             concurrency: self.concurrency,
+            max_prompt: self.max_prompt,
             n_requests: self.requests,
             seed: self.seed,
             temperature: self.temperature,
@@ -159,7 +167,10 @@ impl BenchArgs {
     fn config(&self) -> Result<EngineConfig, CliError> {
         let n_decode = calibrated_workers(&self.workers, &self.route)?.unwrap_or(N_DECODE);
         let exact = !self.no_exact.unwrap_or(false);
-        let mut config = EngineConfig { decode: WorkerList::best(n_decode), exact, ..EngineConfig::default() };
+        // A workload that goes round would be served from memory: prefixes are kept only when asked for.
+        let prefix_cache = PrefixBudget::Off;
+        let decode = WorkerList::best(n_decode);
+        let mut config = EngineConfig { decode, exact, prefix_cache, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);
         // Whatever policies are compared, a refit is asked for by name.
@@ -183,6 +194,21 @@ impl BenchArgs {
             kinds.retain(|kind| !lacks_calibration(kind));
         }
         Ok(kinds)
+    }
+
+    /// Leaves the oracle out where the workload has no labels, or refuses if it was asked for by name.
+    fn check_labels(&self, kinds: &mut Vec<PolicyKind>) -> Result<(), CliError> {
+        let items = workload::read(&self.workload).map_err(CliError::input)?;
+        if !kinds.contains(&PolicyKind::Domain) || !workload::domains(&items).is_empty() {
+            return Ok(());
+        }
+        let why = "no line of the workload has a \"domain\"";
+        if !self.policies.all {
+            return Err(CliError::input(format!("policy domain goes by labels, and {why}: add them, or leave it out")));
+        }
+        note(&format!("policy domain is left out: {why}"));
+        kinds.retain(|&kind| kind != PolicyKind::Domain);
+        Ok(())
     }
 
     fn arrivals(&self) -> Result<Arrivals, CliError> {

@@ -2,7 +2,12 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::EngineError, refit::RefitConfig, route::PolicyKind, schedule::DispatchLimits};
+use crate::{
+    engine::{EngineError, PrefixBudget},
+    refit::RefitConfig,
+    route::PolicyKind,
+    schedule::DispatchLimits,
+};
 
 /// Some workers on one device: `2@cuda:0`, `8@cpu`, or `8` for the best device there is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +150,7 @@ pub struct EngineConfig {
     /// Flash attention.
     pub flash_attention: FlashAttention,
     /// Make a text independent of the worker, the policy and the batch, to the bit, on the CPU without flash
-    /// attention. A step of one sequence then reads the experts of a second token.
+    /// attention, or with it on one thread a worker. A step of one sequence then reads the experts of a second token.
     pub exact: bool,
     /// Type of keys and values.
     pub kv_format: KvFormat,
@@ -155,6 +160,10 @@ pub struct EngineConfig {
     pub cpu_moe: bool,
     /// Keep the experts of the first so many layers in host memory.
     pub n_cpu_moe: u32,
+    /// What prefill workers keep of finished prompts, each, for prompts that begin alike.
+    pub prefix_cache: PrefixBudget,
+    /// MiB of host memory for prefixes that had to make room in the prefill workers' slots; 0 is none.
+    pub cache_ram_mib: u64,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -194,6 +203,8 @@ impl Default for EngineConfig {
             n_gpu_layers: None,
             cpu_moe: false,
             n_cpu_moe: 0,
+            prefix_cache: PrefixBudget::Slots,
+            cache_ram_mib: 0,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::Auto,
@@ -223,7 +234,11 @@ impl EngineConfig {
         let most = 256 - u32::from(self.exact);
         rule(
             (1..=most).contains(&self.n_slots),
-            "slots must be between 1 and 256, llama.cpp's limit for a context (255 in exact runs)",
+            &format!(
+                "slots must be between 1 and {most}, not {}: llama.cpp holds 256 sequences a context{}",
+                self.n_slots,
+                if self.exact { ", and an exact run keeps one free" } else { "" }
+            ),
         );
         rule(self.n_ctx_slot >= 2, "the context of a slot must be at least 2 tokens");
         rule(self.chunk > 0, "the prefill chunk must be at least 1 token");

@@ -1,6 +1,6 @@
 use crate::{
     engine::{CalibrationFileError, TraceFileError},
-    schedule::QueueFull,
+    schedule::{MemberError, QueueFull},
 };
 
 /// Why the engine did not start, or did not take a request.
@@ -13,6 +13,9 @@ pub enum EngineError {
     /// The engine finishes what it has and takes no more.
     #[error("the engine is shutting down and takes no more requests")]
     Draining,
+    /// A decode worker was not drained or taken back.
+    #[error(transparent)]
+    Member(#[from] MemberError),
     /// The request can not be run as it stands.
     #[error("{0}")]
     Request(String),

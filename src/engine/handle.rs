@@ -10,13 +10,16 @@ use parking_lot::Mutex;
 use crate::{
     calibrate::Calibration,
     engine::{
-        EngineError, EngineStats, Permits, Shared, TokenStream, Tokenizer,
+        EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
         refit::Refit,
-        worker::{Scheduler, Starter},
+        worker::{Scheduler, Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
-    schedule::{DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, RunnerInfo, Source},
+    schedule::{
+        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, RunnerInfo,
+        Source, WorkerEvent,
+    },
     types::{Request, Token, WorkerId},
 };
 
@@ -41,6 +44,8 @@ pub struct EngineParts {
     pub chunk: u32,
     /// Experts a layer; 0 for a dense model.
     pub n_expert: u32,
+    /// What prefill workers keep of finished prompts.
+    pub prefix: PrefixConfig,
 }
 
 /// A runner and the cores it shares.
@@ -61,7 +66,14 @@ struct Inner {
     shared: Arc<Shared>,
     tokenizer: Arc<dyn Tokenizer>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    n_ctx_slot: u32,
+    terms: Terms,
+}
+
+/// What every worker must agree with: the first one, and how prompts are cut.
+struct Terms {
+    first: String,
+    info: RunnerInfo,
+    chunk: u32,
 }
 
 impl Engine {
@@ -74,7 +86,8 @@ impl Engine {
     /// Starts like [`Engine::start`], and fits the policy's centroids to the traffic while it serves.
     ///
     /// Fits run on a thread of their own and never delay a request; at the end of the engine a fit that still runs is
-    /// not waited for. A lost decode worker's share is recut among the others.
+    /// not waited for. When a decode worker is lost, drained or added, the traffic's shares are cut anew: in proportion to
+    /// the calibration's capacities, or to the workers' slots.
     ///
     /// # Errors
     /// Without a calibration there is nothing to refit.
@@ -90,25 +103,31 @@ impl Engine {
                  {n_workers}`"
             ));
         }
-        match Refitter::new(config, Arc::new(calibration.centroids.clone())) {
-            Ok(refitter) => Self::launch(parts, Some(refitter)),
-            Err(error) => refuse(error.to_string()),
-        }
+        let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
+        let refitter = match Refitter::of_calibration(config, calibration, &n_slots) {
+            Ok(refitter) => refitter,
+            Err(error) => return refuse(error.to_string()),
+        };
+        Self::launch(parts, Some(refitter))
     }
 
     fn launch(parts: EngineParts, refitter: Option<Refitter>) -> Result<Self, EngineError> {
-        let n_ctx_slot = check_workers(&parts)?;
+        let terms = Terms::of(&parts)?;
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, parts.policy, parts.calibration, parts.limits);
+        let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
         let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit));
         let eog = parts.tokenizer.end_tokens().to_vec();
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
         for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
-            let scheduler =
-                PrefillWorker::new(worker.runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+            let info = worker.runner.info();
+            let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
             starter.spawn(Source::Prefill(WorkerId(index as u32)), worker, Scheduler::Prefill(scheduler), inbox)?;
         }
         for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {
@@ -120,7 +139,7 @@ impl Engine {
             fits.start(Arc::downgrade(&shared))?;
         }
         let threads = Mutex::new(std::mem::take(&mut starter.threads));
-        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, n_ctx_slot })))
+        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, terms })))
     }
 
     /// Accepts a request, or says why not; the answer comes through the stream.
@@ -138,7 +157,48 @@ impl Engine {
 
     /// Tokens a sequence may have, prompt and output together.
     pub fn n_ctx_slot(&self) -> u32 {
-        self.0.n_ctx_slot
+        self.0.terms.info.n_ctx_slot
+    }
+
+    /// Starts one decode worker more while requests run: its number. Requests go to it from now on.
+    ///
+    /// A policy that compares centroids sends it what it has no better worker for, until a refit cuts a centroid for it.
+    ///
+    /// # Errors
+    /// A worker that can not exchange sequences with the others is refused with the setting that differs.
+    pub fn add_decode(&self, worker: EngineWorker) -> Result<WorkerId, EngineError> {
+        let Inner { shared, tokenizer, threads, terms } = &*self.0;
+        terms.check(&worker)?;
+        // Held to the end, so that a shutdown at the same time waits for the new thread too.
+        let mut threads = threads.lock();
+        let (to, inbox) = unbounded();
+        let id = shared.add_decode(worker.runner.info().n_slots, to)?;
+        let scheduler = DecodeWorker::new(worker.runner.info(), terms.chunk, tokenizer.end_tokens());
+        match spawn_worker(shared, Source::Decode(id), worker, Scheduler::Decode(scheduler), inbox) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
+                return Err(error);
+            }
+        }
+        shared.resume_decode(id)?;
+        Ok(id)
+    }
+
+    /// Sends a decode worker no more requests; it finishes those it has, and can be resumed.
+    ///
+    /// # Errors
+    /// An unknown or lost worker, and the last one that takes requests, are refused.
+    pub fn drain_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
+        self.0.shared.drain_decode(worker)
+    }
+
+    /// Lets a drained decode worker take requests again.
+    ///
+    /// # Errors
+    /// An unknown or lost worker is refused.
+    pub fn resume_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
+        self.0.shared.resume_decode(worker)
     }
 
     /// What the engine is doing. Never waits for a worker.
@@ -169,7 +229,7 @@ impl Engine {
 
     fn check(&self, request: &Request) -> Result<(), EngineError> {
         let n_prompt = request.prompt.len();
-        let n_ctx_slot = self.0.n_ctx_slot;
+        let n_ctx_slot = self.n_ctx_slot();
         let n_vocab = self.0.tokenizer.n_tokens();
         let refuse = |why: String| Err(EngineError::Request(why));
         if n_prompt == 0 {
@@ -229,37 +289,39 @@ fn check_sampling(request: &Request) -> Result<(), String> {
     }
 }
 
-/// What all workers must agree on; the length of a slot.
-fn check_workers(parts: &EngineParts) -> Result<u32, EngineError> {
-    let refuse = |why: String| Err(EngineError::Config(why));
-    let (Some(first), true) = (parts.prefill.first(), !parts.decode.is_empty()) else {
-        return refuse("an engine needs at least one prefill and one decode worker".to_owned());
-    };
-    let info: &RunnerInfo = first.runner.info();
-    for worker in parts.prefill.iter().chain(&parts.decode) {
-        let other = worker.runner.info();
+impl Terms {
+    /// The first worker's, once all others have been held against it.
+    fn of(parts: &EngineParts) -> Result<Self, EngineError> {
+        let (Some(first), false) = (parts.prefill.first(), parts.decode.is_empty()) else {
+            let why = "an engine needs at least one prefill and one decode worker".to_owned();
+            return Err(EngineError::Config(why));
+        };
+        let terms = Self { first: first.name.clone(), info: first.runner.info().clone(), chunk: parts.chunk };
+        parts.prefill.iter().chain(&parts.decode).try_for_each(|worker| terms.check(worker))?;
+        Ok(terms)
+    }
+
+    fn check(&self, worker: &EngineWorker) -> Result<(), EngineError> {
+        let refuse = |why: String| Err(EngineError::Config(why));
+        let Self { first, info, chunk } = self;
+        let (name, other) = (&worker.name, worker.runner.info());
         if let Some((setting, here, there)) = info.fingerprint.difference(&other.fingerprint) {
             return refuse(format!(
-                "{} and {} can not exchange sequences: {setting} is {here} in one and {there} in the other; set it \
-                 alike for all workers",
-                first.name, worker.name
+                "{first} and {name} can not exchange sequences: {setting} is {here} in one and {there} in the other; set \
+                 it alike for all workers"
             ));
         }
         if other.n_ctx_slot != info.n_ctx_slot {
             return refuse(format!(
-                "a slot of {} holds {} tokens and one of {} holds {}: give all workers the same context a slot",
-                first.name, info.n_ctx_slot, worker.name, other.n_ctx_slot
+                "a slot of {first} holds {} tokens and one of {name} holds {}: give all workers the same context a slot",
+                info.n_ctx_slot, other.n_ctx_slot
             ));
         }
-        if parts.chunk == 0 || parts.chunk > other.n_batch {
-            let name = &worker.name;
-            return refuse(format!(
-                "chunks of {} tokens do not fit the batches of {name}, {}",
-                parts.chunk, other.n_batch
-            ));
+        if *chunk == 0 || *chunk > other.n_batch {
+            return refuse(format!("chunks of {chunk} tokens do not fit the batches of {name}, {}", other.n_batch));
         }
+        Ok(())
     }
-    Ok(info.n_ctx_slot)
 }
 
 #[cfg(test)]

@@ -249,6 +249,10 @@ impl Experts {
             InflateTarget::Factor(factor) => {
                 Err(InflateError::Target(format!("{factor} times the width; a factor is at least 1")))
             }
+            InflateTarget::Bytes(bytes) if bytes < file.n_bytes() => Err(InflateError::Target(format!(
+                "{bytes} bytes: the model has {} already; ask for more",
+                file.n_bytes()
+            ))),
             InflateTarget::Bytes(bytes) => {
                 let step_bytes: u64 = file.tensors().iter().map(|t| self.added_bytes(t, self.n_ff + self.step)).sum();
                 let missing = bytes.saturating_sub(file.n_bytes());

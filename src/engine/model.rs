@@ -8,7 +8,7 @@ use crate::{
     },
     llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
-    schedule::{Job, PrefillWorker, WorkerEvent},
+    schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
     signature::ExpertCounts,
     sim::Verdict,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
@@ -146,7 +146,7 @@ impl LoadedModel {
                 WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
                     return Err(EngineError::Run(error));
                 }
-                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } => {}
+                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
             }
         }
         Ok(None)
@@ -168,10 +168,41 @@ impl LoadedModel {
         self.workers("prefill", &config.prefill, config, &tap)
     }
 
-    /// Decode workers as configured; with `tap`, every step's experts are counted.
-    pub fn decode_workers(&self, config: &EngineConfig, tap: bool) -> Result<Vec<EngineWorker>, EngineError> {
-        let tap = if tap && self.moe_shape().is_some() { TapUse::Decode } else { TapUse::Off };
+    /// Decode workers as configured; the experts of one step in `tap_every` are counted, those of no step if it is 0.
+    pub fn decode_workers(&self, config: &EngineConfig, tap_every: u32) -> Result<Vec<EngineWorker>, EngineError> {
+        let tap = if tap_every > 0 && self.moe_shape().is_some() { TapUse::Decode(tap_every) } else { TapUse::Off };
         self.workers("decode", &config.decode, config, &tap)
+    }
+
+    /// What a prefill worker keeps of finished prompts, as configured; what a model's memory does not allow is said.
+    pub fn prefix(&self, config: &EngineConfig) -> PrefixConfig {
+        let facts = self.facts();
+        let max_tokens = config.prefix_cache.tokens(self.kv_bytes_per_token(config.kv_format));
+        if max_tokens > 0 && (facts.recurrent || facts.hybrid) {
+            log::info!(
+                "the model has recurrent layers, whose memory can not be cut: what a finished prompt leaves behind is used \
+                 only by prompts that go on after its last token"
+            );
+        } else if max_tokens > 0 && facts.n_swa > 0 {
+            log::info!(
+                "the model has a sliding window of {} tokens: what a finished prompt leaves behind is used only while the \
+                 window reaches back from where a new prompt goes on",
+                facts.n_swa
+            );
+        }
+        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, ..PrefixConfig::default() }
+    }
+
+    /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
+    /// be one of `config`'s; none is the best. It shares the device's weights and cores with the others.
+    pub fn decode_worker(
+        &self,
+        config: &EngineConfig,
+        index: usize,
+        device: Option<&str>,
+    ) -> Result<EngineWorker, EngineError> {
+        let (name, runner, permits) = self.runner("decode", index, device, config, &TapUse::Off)?;
+        Ok(EngineWorker { name, runner: Box::new(runner), permits })
     }
 
     /// MoE layers a signature may use; none for a dense model.
@@ -268,21 +299,22 @@ impl LoadedModel {
         let calibration = self.calibration(config)?;
         let policy = self.policy(config, calibration.as_deref())?;
         let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
-        let moves = !tapped.is_empty() && calibration.is_some();
+        // A dense model, or one that locality does not help, is routed by load.
+        let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         let parts = EngineParts {
             prefill: self.prefill_workers(config, &tapped)?,
-            decode: self.decode_workers(config, false)?,
+            decode: self.decode_workers(config, refit.as_ref().map_or(0, |refit| refit.sample_decode))?,
             tokenizer: self.tokenizer(),
             policy,
             calibration,
             limits: config.limits,
             chunk: self.chunk(config),
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
+            prefix: self.prefix(config),
         };
-        match &config.refit {
-            // A dense model, or one that locality does not help, is routed by load.
-            Some(refit) if moves => Engine::start_refitting(parts, refit.clone()),
-            _ => Engine::start(parts),
+        match refit {
+            Some(refit) => Engine::start_refitting(parts, refit),
+            None => Engine::start(parts),
         }
     }
 
@@ -349,7 +381,9 @@ impl LoadedModel {
             type_v: kv_type(config.kv_format),
             ..ContextParams::default()
         };
-        let runner = LlamaRunner::new(model, &params, tap, config.exact && !flash_attn)?;
+        // Several threads of flash attention divide the keys among them, which changes the sums.
+        let exact = config.exact && (!flash_attn || (!on_gpu && params.n_threads == 1));
+        let runner = LlamaRunner::new(model, &params, tap, exact)?;
         Ok((params.name, runner, turns.clone()))
     }
 }

@@ -81,7 +81,7 @@ impl LoadedModel {
             ..config.clone()
         };
         let prefill = self.tap_runner(&one, settings.gates)?;
-        let decode = self.decode_workers(&one, true)?.remove(0).runner;
+        let decode = self.decode_workers(&one, 1)?.remove(0).runner;
         let header = TraceHeader { shape, fingerprint: self.facts().fingerprint.clone(), n_block };
         Ok(Recorder::new(header, *settings, Box::new(prefill), decode, self.chunk(&one)))
     }

@@ -13,7 +13,8 @@ use ndarray::Array2;
 
 use crate::{
     engine::{EngineError, Shared},
-    refit::{FitJob, FitResult, RefitStats, Refitter},
+    refit::{FitJob, FitResult, Reads, RefitStats, Refitter},
+    route::WorkerView,
     schedule::Dispatcher,
     types::WorkerId,
 };
@@ -23,6 +24,8 @@ pub(super) struct Refit {
     refitter: Refitter,
     /// None once the engine stops.
     jobs: Option<Sender<FitJob>>,
+    /// Workers whose share has its weight.
+    n_weighed: usize,
 }
 
 /// The jobs of a [`Refit`], for its thread.
@@ -31,7 +34,7 @@ pub(super) struct Fits(Receiver<FitJob>);
 impl Refit {
     pub(super) fn new(refitter: Refitter) -> (Self, Fits) {
         let (jobs, fits) = unbounded();
-        (Self { refitter, jobs: Some(jobs) }, Fits(fits))
+        (Self { n_weighed: refitter.group().len(), refitter, jobs: Some(jobs) }, Fits(fits))
     }
 
     /// Takes in what was routed and who is lost, and sends off a check that is due.
@@ -42,6 +45,7 @@ impl Refit {
         let healthy = dispatcher.workers().iter().filter(|worker| worker.healthy).map(|worker| worker.id);
         if !healthy.clone().eq(self.refitter.group().iter().copied()) {
             let group: Vec<WorkerId> = healthy.collect();
+            self.weigh_new(dispatcher.workers());
             let centroids = self.refitter.resize(&group);
             self.set(centroids, dispatcher);
         }
@@ -53,11 +57,27 @@ impl Refit {
         }
     }
 
+    /// Gives workers that have joined the weight that their slots have among the others.
+    fn weigh_new(&mut self, workers: &[WorkerView]) {
+        let (known, new) = workers.split_at(self.n_weighed.min(workers.len()));
+        let weights: u64 = known.iter().map(|worker| u64::from(self.refitter.weight(worker.id))).sum();
+        let slots: u64 = known.iter().map(|worker| u64::from(worker.n_slots)).sum();
+        for worker in new {
+            let weight = (u64::from(worker.n_slots) * weights).div_ceil(slots.max(1));
+            self.refitter.set_weight(worker.id, u32::try_from(weight).unwrap_or(u32::MAX).max(1));
+        }
+        self.n_weighed = workers.len();
+    }
+
     /// Takes in the end of a check; nothing if it panicked.
     pub(super) fn end(&mut self, result: Option<FitResult>, dispatcher: &mut Dispatcher) {
         let Some(result) = result else { return self.refitter.switch_off("a fit panicked") };
         let centroids = self.refitter.apply(result);
         self.set(centroids, dispatcher);
+    }
+
+    pub(super) fn observe_step(&mut self, reads: Reads) {
+        self.refitter.observe_step(reads);
     }
 
     pub(super) fn stop(&mut self) {

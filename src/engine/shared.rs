@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     engine::{EngineError, refit::Refit, stream::RawEvent},
-    refit::{FitResult, RefitStats},
+    refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
-    types::{FinishReason, Request, RequestId},
+    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
+    types::{FinishReason, Request, RequestId, WorkerId},
 };
 
 /// What a worker's thread is told.
@@ -51,8 +51,12 @@ pub struct EngineStats {
     pub n_queued: usize,
     /// The decode workers and their loads.
     pub workers: Vec<WorkerView>,
+    /// Which of them are lost; the others that are not healthy are drained.
+    pub lost: Vec<bool>,
     /// Counters since the start.
     pub dispatch: DispatchStats,
+    /// What the prefill workers kept and used again.
+    pub cache: CacheStats,
     /// The mean relative error of the step times that the policy predicts; none where it predicts none.
     pub step_time_error: Option<f64>,
     /// Drift and refits; none where the centroids stay as calibrated.
@@ -173,12 +177,44 @@ impl Shared {
         }
     }
 
+    /// Takes in what a decode step read.
+    pub(super) fn observe_step(&self, reads: Reads) {
+        if let Some(refit) = &mut self.state.lock().refit {
+            refit.observe_step(reads);
+        }
+    }
+
     /// Takes in the end of a check of the centroids; nothing if it panicked.
     pub(super) fn end_fit(&self, result: Option<FitResult>) {
         let State { dispatcher, refit, .. } = &mut *self.state.lock();
         if let Some(refit) = refit {
             refit.end(result, dispatcher);
         }
+    }
+
+    /// Gives a decode worker that is about to start its number. It gets requests once it is resumed.
+    pub(super) fn add_decode(&self, n_slots: u32, inbox: Sender<ToWorker>) -> Result<WorkerId, EngineError> {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(EngineError::Draining);
+        }
+        state.decode.push(inbox);
+        Ok(state.dispatcher.add_decode(n_slots))
+    }
+
+    pub(super) fn drain_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        state.dispatcher.drain_decode(worker)?;
+        self.carry_out(&mut state);
+        Ok(())
+    }
+
+    pub(super) fn resume_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.resume_decode(worker, commands)?;
+        self.carry_out(&mut state);
+        Ok(())
     }
 
     /// Takes no more requests.
@@ -244,7 +280,9 @@ impl Shared {
             n_active: state.dispatcher.n_active(),
             n_queued: state.dispatcher.n_queued(),
             workers: state.dispatcher.workers().to_vec(),
+            lost: state.dispatcher.lost().to_vec(),
             dispatch: state.dispatcher.stats(),
+            cache: state.dispatcher.cache_stats(),
             step_time_error: state.dispatcher.step_time_error(),
             refit: state.refit.as_ref().map(Refit::stats),
         }

@@ -9,6 +9,7 @@ use crossbeam::channel::Receiver;
 
 use crate::{
     engine::{EngineError, EngineWorker, Permits, Shared, shared::ToWorker},
+    refit::Reads,
     schedule::{DecodeWorker, ModelRunner, PrefillWorker, Source, WorkerEvent},
 };
 
@@ -16,6 +17,15 @@ use crate::{
 pub(super) enum Scheduler {
     Prefill(PrefillWorker),
     Decode(DecodeWorker),
+}
+
+/// What a decode step tells beside its events.
+#[derive(Default)]
+struct Told {
+    /// What it read, if its experts were counted.
+    reads: Option<Reads>,
+    /// Its sequences, if it did nothing but decode them.
+    n_alone: Option<u32>,
 }
 
 impl Scheduler {
@@ -38,15 +48,19 @@ impl Scheduler {
         }
     }
 
-    /// Runs a step; the sequences of a decode step that did nothing but decode.
-    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<u32> {
-        match self {
+    /// One step; what is to be told of it.
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Told {
+        let step = match self {
             Self::Prefill(worker) => {
                 worker.step(runner, events);
-                None
+                return Told::default();
             }
-            Self::Decode(worker) => worker.step(runner, events).n_decoded_alone(),
-        }
+            Self::Decode(worker) => worker.step(runner, events),
+        };
+        let distinct = step.picks.distinct();
+        let sum: u32 = distinct.iter().sum();
+        let reads = Reads { distinct: f64::from(sum) / distinct.len() as f64, batch: step.requests.len() as f64 };
+        Told { reads: (!distinct.is_empty()).then_some(reads), n_alone: step.n_decoded_alone() }
     }
 
     fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
@@ -71,20 +85,13 @@ impl Starter {
         scheduler: Scheduler,
         inbox: Receiver<ToWorker>,
     ) -> Result<(), EngineError> {
-        let shared = Arc::clone(&self.shared);
-        let name = worker.name.clone();
-        self.thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+        self.threads.push(spawn_worker(&self.shared, source, worker, scheduler, inbox)?);
+        Ok(())
     }
 
     pub(super) fn spawn_deadlines(&mut self) -> Result<(), EngineError> {
         let shared = Arc::clone(&self.shared);
-        self.thread("deadlines", move || shared.watch_deadlines())
-    }
-
-    fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), EngineError> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        let thread = thread.map_err(|e| EngineError::Config(format!("no thread could be started for {name}: {e}")))?;
-        self.threads.push(thread);
+        self.threads.push(thread("deadlines", move || shared.watch_deadlines())?);
         Ok(())
     }
 }
@@ -96,6 +103,24 @@ impl Drop for Starter {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
+}
+
+/// Starts a worker's thread.
+pub(super) fn spawn_worker(
+    shared: &Arc<Shared>,
+    source: Source,
+    worker: EngineWorker,
+    scheduler: Scheduler,
+    inbox: Receiver<ToWorker>,
+) -> Result<JoinHandle<()>, EngineError> {
+    let shared = Arc::clone(shared);
+    let name = worker.name.clone();
+    thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
+}
+
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    thread.map_err(|error| EngineError::Config(format!("no thread could be started for {name}: {error}")))
 }
 
 /// A worker's thread: messages in, one step, events out, until the engine stops.
@@ -123,11 +148,14 @@ fn run_worker(
         let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
         let took = began.elapsed();
         drop(permit);
-        if step.is_err() {
+        let Told { reads, n_alone } = step.unwrap_or_else(|_| {
             scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
+            Told::default()
+        });
+        if let Some(reads) = reads {
+            shared.observe_step(reads);
         }
-        let ran = step.ok().flatten().map(|n_batch| (n_batch, took));
-        shared.deliver(source, ran, &mut events);
+        shared.deliver(source, n_alone.map(|n_batch| (n_batch, took)), &mut events);
     }
     // Giving a context back is a call to its device too.
     let turns = worker.permits.take();

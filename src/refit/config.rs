@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use crate::refit::Reads;
+
 /// When centroids are checked and fitted again. The default suits a few to some dozens of workers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RefitConfig {
@@ -13,8 +15,8 @@ pub struct RefitConfig {
     pub min_fresh: usize,
     /// A fit is made when the newest signatures' similarity is this far below what was expected.
     pub drift: f64,
-    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this; where
-    /// no drift was seen, by the standard error of the comparison on top.
+    /// New centroids are set when they raise the similarity of signatures they were not cut from by more than this and
+    /// by more than chance would.
     pub margin: f64,
     /// Searches when centroids are cut anew.
     pub n_restarts: u32,
@@ -22,9 +24,10 @@ pub struct RefitConfig {
     pub max_iterations: u32,
     /// Seed of the searches.
     pub seed: u64,
-    /// Distinct experts a layer that a decode step was expected to read, from a calibration's report; shown beside what
-    /// is observed.
-    pub expected_distinct: Option<f64>,
+    /// One decode step in so many tells which experts it read, to be shown beside what was expected; none does if 0.
+    pub sample_decode: u32,
+    /// What decode steps were expected to read; none is what the calibration's verdict found.
+    pub expected_reads: Option<Reads>,
 }
 
 /// Fewest new signatures a worker, so that every second one still leaves a few a worker on either side.
@@ -42,7 +45,8 @@ impl Default for RefitConfig {
             n_restarts: 4,
             max_iterations: 30,
             seed: 1,
-            expected_distinct: None,
+            sample_decode: 64,
+            expected_reads: None,
         }
     }
 }
@@ -77,8 +81,9 @@ impl RefitConfig {
         }
         rule(self.n_restarts > 0, "refit makes no search: allow at least one".to_owned());
         rule(self.max_iterations > 0, "refit may take no assignment step: allow at least one".to_owned());
-        let distinct = self.expected_distinct.is_none_or(|n| n.is_finite() && n > 0.0);
-        rule(distinct, "refit's expected distinct experts must be a number above 0".to_owned());
+        let sound = |n: f64| n.is_finite() && n > 0.0;
+        let reads = self.expected_reads.is_none_or(|reads| sound(reads.distinct) && sound(reads.batch));
+        rule(reads, "refit's expected experts and batch must be numbers above 0".to_owned());
         problems
     }
 }
@@ -106,7 +111,7 @@ mod tests {
             margin: -1.0,
             n_restarts: 0,
             max_iterations: 0,
-            expected_distinct: Some(0.0),
+            expected_reads: Some(Reads { distinct: 0.0, batch: 1.0 }),
             ..RefitConfig::default()
         };
         let problems = wrong.problems(2);

@@ -2,17 +2,26 @@
 //!
 //! Never changes anything: what it finds is a [`FitResult`] for [`crate::refit::Refitter::apply`].
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ndarray::{Array2, ArrayView1, Axis};
 
 use crate::{
-    calibrate::{KmeansParams, balanced_kmeans},
+    calibrate::{KmeansParams, weighted_kmeans},
     refit::{RefitConfig, RefitReason, align, follow::follow, yardstick::Yardstick},
     rng::mix,
     signature::Signature,
     types::WorkerId,
 };
+
+/// Standard errors of the comparison that a gain must exceed before centroids are moved, which costs something: the
+/// requests being decoded were placed by the old ones. After a change of traffic, chance in the check is the likelier
+/// the smaller its gain.
+const DRIFT_ERRORS: f64 = 1.25;
+/// The same while traffic is on the move.
+const MOVING_ERRORS: f64 = 0.5;
+/// The same where nothing says that traffic has moved.
+const UNCALLED_ERRORS: f64 = 1.5;
 
 /// A check to be run, on any thread and at any time. Dropping it is safe: there are then no more checks.
 #[derive(Debug)]
@@ -20,6 +29,8 @@ pub struct FitJob {
     pub(super) generation: u64,
     /// The workers that get centroids, ascending.
     pub(super) group: Vec<WorkerId>,
+    /// Their shares are in proportion to these.
+    pub(super) weights: Vec<u32>,
     /// The centroids in use; row i is worker i's, zeros where it has none.
     pub(super) centroids: Arc<Array2<f32>>,
     /// Oldest first.
@@ -35,7 +46,7 @@ pub struct FitJob {
 /// What the newest signatures are compared with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Expectation {
-    /// Mean similarity under equal shares.
+    /// Mean similarity when every worker gets its share.
     pub level: f64,
     /// The tenth part is less similar to its nearest centroid.
     pub low_edge: f64,
@@ -88,8 +99,9 @@ impl FitJob {
             let flip = mix(i as u64 / 2) as usize;
             halves[(i ^ flip) & 1].push(signature);
         }
-        let in_use: Vec<_> = self.in_use().map(|(_, row)| row).collect();
-        let now = (!in_use.is_empty()).then(|| Yardstick::of_halves(&halves, [&in_use, &in_use]));
+        let (positions, in_use): (Vec<_>, Vec<_>) = self.in_use().unzip();
+        let weights: Vec<u32> = positions.into_iter().map(|position| self.weights[position]).collect();
+        let now = (!in_use.is_empty()).then(|| Yardstick::of_halves(&halves, [&in_use, &in_use], &weights));
         let level = now.as_ref().map_or(0.0, Yardstick::level);
         let low_share = now.as_ref().zip(self.expected).map(|(now, expected)| now.low_share(expected.low_edge));
         let drifted = self.expected.is_none_or(|expected| level < expected.level - self.config.drift);
@@ -120,9 +132,9 @@ impl FitJob {
         let (gain, error) = now.as_ref().map_or((yardstick.level(), 0.0), |now| yardstick.gain_over(now));
         let is_better = match reason {
             RefitReason::Resized => !self.has_all() || gain > 0.0,
-            RefitReason::Drift | RefitReason::Moving => gain > self.config.margin,
-            // Nothing says that traffic has moved, so chance must not be enough.
-            RefitReason::First | RefitReason::Renewed => gain - error > self.config.margin,
+            RefitReason::Drift => gain - DRIFT_ERRORS * error > self.config.margin,
+            RefitReason::Moving => gain - MOVING_ERRORS * error > self.config.margin,
+            RefitReason::First | RefitReason::Renewed => gain - UNCALLED_ERRORS * error > self.config.margin,
         };
         let serves = now.filter(|_| !is_better).unwrap_or(yardstick);
         let expected = Expectation { level: serves.level(), low_edge: serves.low_edge() };
@@ -141,7 +153,7 @@ impl FitJob {
     /// traffic a long one; of equals the last is taken, which is the least noisy.
     ///
     /// The centroids in use are moved along, so that workers keep what their residents need. No centroid is left behind
-    /// by that, since each gets an equal share of the signatures. Only another number of centroids is a start anew.
+    /// by that, since each gets its share of the signatures. Only another number of centroids is a start anew.
     fn cuts(&self, reason: RefitReason) -> Vec<Cut> {
         let n = self.window.len();
         let pasts = std::iter::successors(Some(self.n_recent), |&n_past| (n_past < n).then(|| (4 * n_past).min(n)));
@@ -162,14 +174,15 @@ impl FitJob {
         };
         let (first, second) = rayon::join(|| without(0), || without(1));
         let [first, second] = [&first, &second].map(|rows| rows.outer_iter().collect::<Vec<_>>());
-        Yardstick::of_halves(halves, [&first, &second])
+        Yardstick::of_halves(halves, [&first, &second], &self.weights)
     }
 
     /// One centroid for each worker of the group.
     fn cut(&self, cut: Cut, past: &[&Arc<Signature>]) -> Array2<f32> {
         if cut.follows {
             let rows: Vec<usize> = self.group.iter().map(|worker| worker.index()).collect();
-            return follow(past, &self.centroids.select(Axis(0), &rows), self.config.max_iterations);
+            let old = self.centroids.select(Axis(0), &rows);
+            return follow(past, &old, &self.weights, self.config.max_iterations);
         }
         let dim = self.centroids.ncols();
         let flat = past.iter().flat_map(|signature| signature.as_slice()).copied().collect();
@@ -180,22 +193,35 @@ impl FitJob {
             n_restarts: self.config.n_restarts,
             max_iterations: self.config.max_iterations,
         };
-        balanced_kmeans(&points, &params).centroids
+        weighted_kmeans(&points, &self.raised(past.len()), &params).centroids
+    }
+
+    /// The weights, the small ones raised so far that each worker gets one of `n` signatures at least.
+    fn raised(&self, n: usize) -> Vec<u32> {
+        let all: u64 = self.weights.iter().map(|&weight| u64::from(weight)).sum();
+        // Raising up to K <= n / 4 weights by so much at most doubles their sum.
+        let least = (2 * all).div_ceil(n as u64) as u32;
+        self.weights.iter().map(|&weight| weight.max(least)).collect()
     }
 
     /// The fitted centroids as rows of their workers: those that have one keep what is most like it, the others take
-    /// what is left.
+    /// what is left. Row i was cut for the weight of worker i of the group, so only workers of one weight exchange rows.
     fn by_worker(&self, fitted: &Array2<f32>) -> Array2<f32> {
-        let (positions, old): (Vec<_>, Vec<_>) = self.in_use().unzip();
-        let mut row_of: Vec<Option<usize>> = vec![None; self.group.len()];
-        for (position, row) in positions.into_iter().zip(align(&old, fitted)) {
-            row_of[position] = Some(row);
+        let in_use: BTreeMap<usize, ArrayView1<'_, f32>> = self.in_use().collect();
+        let mut alike: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (position, &weight) in self.weights.iter().enumerate() {
+            alike.entry(weight).or_default().push(position);
         }
-        let mut left = (0..fitted.nrows()).filter(|row| !row_of.contains(&Some(*row))).collect::<Vec<_>>().into_iter();
         let mut rows = Array2::zeros(self.centroids.dim());
-        for (worker, row) in self.group.iter().zip(&row_of) {
-            let row = row.unwrap_or_else(|| left.next().expect("as many centroids as workers"));
-            rows.index_axis_mut(Axis(0), worker.index()).assign(&fitted.row(row));
+        for positions in alike.values() {
+            let (have, lack): (Vec<usize>, Vec<usize>) = positions.iter().partition(|p| in_use.contains_key(p));
+            let old: Vec<_> = have.iter().map(|position| in_use[position]).collect();
+            let new = fitted.select(Axis(0), positions);
+            let kept = align(&old, &new);
+            let left = (0..new.nrows()).filter(|row| !kept.contains(row));
+            for (position, row) in have.iter().zip(kept.iter().copied()).chain(lack.iter().zip(left)) {
+                rows.index_axis_mut(Axis(0), self.group[*position].index()).assign(&new.row(row));
+            }
         }
         rows
     }

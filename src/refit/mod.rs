@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod align;
+mod calibrated;
 mod config;
 mod follow;
 mod job;
@@ -35,4 +36,4 @@ pub use align::align;
 pub use config::{RefitConfig, RefitError};
 pub use job::{FitJob, FitResult};
 pub use refitter::Refitter;
-pub use stats::{RefitOutcome, RefitReason, RefitStats};
+pub use stats::{Reads, RefitOutcome, RefitReason, RefitStats};

@@ -7,13 +7,15 @@ use std::{sync::Arc, time::Duration};
 use ndarray::Array2;
 
 use crate::{
-    refit::{FitJob, FitResult, RefitConfig, RefitError, RefitOutcome, RefitReason, RefitStats, job, window::Window},
+    refit::{
+        FitJob, FitResult, Reads, RefitConfig, RefitError, RefitOutcome, RefitReason, RefitStats, job, window::Window,
+    },
     signature::Signature,
     types::WorkerId,
 };
 
-/// Part of a newly observed number of distinct experts in the smoothed one.
-const DISTINCT_WEIGHT: f64 = 0.01;
+/// Part of a newly observed step in the smoothed reads.
+const READS_WEIGHT: f64 = 0.01;
 /// Part of a higher similarity than expected in what is expected from then on.
 const RISE_WEIGHT: f64 = 0.25;
 
@@ -29,6 +31,8 @@ pub struct Refitter {
     window: Window,
     centroids: Arc<Array2<f32>>,
     group: Vec<WorkerId>,
+    /// The weight of each worker's share, by id; those past the end have 1.
+    weights: Vec<u32>,
     /// Counts changes of the group.
     generation: u64,
     is_out: bool,
@@ -52,10 +56,11 @@ impl Refitter {
         }
         Ok(Self {
             window: Window::new(config.max_signatures, config.max_age),
-            stats: RefitStats { expected_distinct: config.expected_distinct, ..RefitStats::default() },
+            stats: RefitStats { expected_reads: config.expected_reads, ..RefitStats::default() },
             config,
             centroids,
             group: (0..n_workers as u32).map(WorkerId).collect(),
+            weights: vec![1; n_workers],
             generation: 0,
             is_out: false,
             must_recut: false,
@@ -66,6 +71,21 @@ impl Refitter {
         })
     }
 
+    /// Gives each worker a share of the traffic in proportion to its weight, at least 1; new workers' are set before they
+    /// join (see [`Refitter::resize`]). Without weights shares are equal.
+    pub fn set_weight(&mut self, worker: WorkerId, weight: u32) {
+        assert!(weight > 0, "worker {worker} gets no share");
+        if self.weights.len() <= worker.index() {
+            self.weights.resize(worker.index() + 1, 1);
+        }
+        self.weights[worker.index()] = weight;
+    }
+
+    /// The weight of a worker's share.
+    pub fn weight(&self, worker: WorkerId) -> u32 {
+        self.weights.get(worker.index()).copied().unwrap_or(1)
+    }
+
     /// Takes in the signature of a request routed at time `now`. Times never decrease.
     pub fn observe(&mut self, signature: Signature, now: Duration) {
         let (n, dim) = (signature.as_slice().len(), self.centroids.ncols());
@@ -74,10 +94,12 @@ impl Refitter {
         self.stats.n_observed += 1;
     }
 
-    /// Takes in how many distinct experts a layer a decode step read, on average over its layers.
-    pub fn observe_distinct(&mut self, n: f64) {
-        let old = self.stats.distinct.unwrap_or(n);
-        self.stats.distinct = Some(old + DISTINCT_WEIGHT * (n - old));
+    /// Takes in what a decode step read.
+    pub fn observe_step(&mut self, step: Reads) {
+        let old = self.stats.reads.unwrap_or(step);
+        let smooth = |old: f64, new: f64| old + READS_WEIGHT * (new - old);
+        let reads = Reads { distinct: smooth(old.distinct, step.distinct), batch: smooth(old.batch, step.batch) };
+        self.stats.reads = Some(reads);
     }
 
     /// A check to run, if one is due at time `now`: after a change of the group as soon as the window is long enough,
@@ -112,6 +134,7 @@ impl Refitter {
         Some(FitJob {
             generation: self.generation,
             group: self.group.clone(),
+            weights: self.group.iter().map(|&worker| self.weight(worker)).collect(),
             centroids: Arc::clone(&self.centroids),
             n_recent: n_fresh.clamp(enough, self.window.len()),
             window: self.window.snapshot(),
@@ -340,6 +363,32 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_of_twice_the_weight_gets_twice_the_share() {
+        let (mut refitter, mut rng) = (Refitter::new(config(), axes(3)).expect("valid"), Rng::new(9));
+        refitter.set_weight(WorkerId(1), 2);
+        // Half the traffic is near axis 4: it belongs to the worker that takes half of all.
+        watch(&mut refitter, &mut rng, &[4, 0, 4, 2], 96, seconds(0));
+        let recut = served(&check(&mut refitter, seconds(0)).expect("new centroids"));
+        assert_eq!(recut, [Some(0), Some(4), Some(2)]);
+        // A fourth worker, as heavy as worker 1, takes over an axis as large.
+        refitter.set_weight(WorkerId(3), 2);
+        refitter.resize(&[0, 1, 2, 3].map(WorkerId));
+        watch(&mut refitter, &mut rng, &[4, 0, 4, 5, 2, 5], 126, seconds(1));
+        let recut = served(&check(&mut refitter, seconds(1)).expect("new centroids"));
+        assert_eq!(recut, [Some(0), Some(4), Some(2), Some(5)]);
+    }
+
+    #[test]
+    fn a_weight_too_small_for_one_signature_is_raised() {
+        let (mut refitter, mut rng) = (Refitter::new(config(), axes(4)).expect("valid"), Rng::new(10));
+        refitter.set_weight(WorkerId(0), 1_000_000);
+        refitter.resize(&[0, 1, 2].map(WorkerId));
+        watch(&mut refitter, &mut rng, &[0, 1, 4], 32, seconds(0));
+        check(&mut refitter, seconds(0));
+        assert_eq!(refitter.stats().n_checks, 1);
+    }
+
+    #[test]
     fn survivors_keep_their_centroids_while_the_window_is_short() {
         let (mut refitter, mut rng) = (Refitter::new(config(), axes(4)).expect("valid"), Rng::new(6));
         watch(&mut refitter, &mut rng, &[0, 1], 5, seconds(0));
@@ -375,14 +424,15 @@ mod tests {
     }
 
     #[test]
-    fn distinct_experts_are_smoothed() {
-        let mut refitter =
-            Refitter::new(RefitConfig { expected_distinct: Some(20.0), ..config() }, axes(2)).expect("valid");
-        refitter.observe_distinct(24.0);
-        refitter.observe_distinct(34.0);
+    fn reads_are_smoothed() {
+        let expected = Some(Reads { distinct: 20.0, batch: 8.0 });
+        let mut refitter = Refitter::new(RefitConfig { expected_reads: expected, ..config() }, axes(2)).expect("valid");
+        refitter.observe_step(Reads { distinct: 24.0, batch: 9.0 });
+        refitter.observe_step(Reads { distinct: 34.0, batch: 9.0 });
         let stats = refitter.stats();
-        assert!((stats.distinct.expect("observed") - 24.1).abs() < 1e-9);
-        assert_eq!(stats.expected_distinct, Some(20.0));
+        let reads = stats.reads.expect("observed");
+        assert!((reads.distinct - 24.1).abs() < 1e-9 && (reads.batch - 9.0).abs() < 1e-9, "{reads:?}");
+        assert_eq!(stats.expected_reads, expected);
     }
 
     proptest! {

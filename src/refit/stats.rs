@@ -30,6 +30,15 @@ pub enum RefitOutcome {
     Dropped,
 }
 
+/// What decode steps read.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Reads {
+    /// Distinct experts a layer and step, on average.
+    pub distinct: f64,
+    /// Sequences a step, on average.
+    pub batch: f64,
+}
+
 /// What refitting has seen and done.
 ///
 /// Similarities are means over the newest signatures, each with the centroid it gets when every worker takes an equal
@@ -65,10 +74,11 @@ pub struct RefitStats {
     /// Share of requests, at the last check, less similar to their nearest centroid than nine in ten were at the last
     /// fit: 0.1 if nothing has changed.
     pub low_share: Option<f64>,
-    /// Distinct experts a layer and decode step, smoothed, where observed.
-    pub distinct: Option<f64>,
-    /// The same as expected by the calibration, where given.
-    pub expected_distinct: Option<f64>,
+    /// What decode steps read, smoothed, where observed.
+    pub reads: Option<Reads>,
+    /// What they were expected to read, where known. Larger batches read more: compare the experts where the batches are
+    /// alike.
+    pub expected_reads: Option<Reads>,
     /// Why there are no more refits, in a sentence.
     pub off: Option<String>,
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use ndarray::{Array2, ArrayView1};
 
-use crate::{calibrate::balanced_assignment, signature::Signature};
+use crate::{calibrate::weighted_assignment, signature::Signature};
 
 /// How alike signatures and centroids are.
 pub(super) struct Yardstick {
-    /// For each signature, its similarity to the centroid it gets when all centroids get equal shares of the signatures
+    /// For each signature, its similarity to the centroid it gets when all centroids get their shares of the signatures
     /// at the highest total.
     pub shared: Vec<f64>,
     /// For each signature, its similarity to the nearest centroid.
@@ -18,10 +18,10 @@ pub(super) struct Yardstick {
 }
 
 impl Yardstick {
-    /// Compares at least one signature with at least one centroid.
-    pub fn new(signatures: &[&Arc<Signature>], centroids: &[ArrayView1<'_, f32>]) -> Self {
+    /// Compares at least one signature with at least one centroid; shares are in proportion to `weights`, one a centroid.
+    pub fn new(signatures: &[&Arc<Signature>], centroids: &[ArrayView1<'_, f32>], weights: &[u32]) -> Self {
         let cosines = Self::cosines(signatures, centroids);
-        let shares = Self::shares(&cosines);
+        let shares = Self::shares(&cosines, weights);
         Self {
             shared: shares.iter().enumerate().map(|(i, &k)| f64::from(cosines[[i, k as usize]])).collect(),
             best: cosines.outer_iter().map(|row| f64::from(row.fold(f32::MIN, |a, &b| a.max(b)))).collect(),
@@ -34,17 +34,21 @@ impl Yardstick {
         Array2::from_shape_fn((signatures.len(), rows.len()), |(i, k)| signatures[i].cosine(&rows[k]))
     }
 
-    /// The centroid of each signature when all get equal shares at the highest total.
-    pub fn shares(cosines: &Array2<f32>) -> Vec<u32> {
+    /// The centroid of each signature when all get shares in proportion to `weights`, at the highest total.
+    pub fn shares(cosines: &Array2<f32>, weights: &[u32]) -> Vec<u32> {
         const UNIT: f64 = (1u64 << 32) as f64;
-        balanced_assignment(&cosines.mapv(|cosine| (-f64::from(cosine) * UNIT).round() as i64))
+        weighted_assignment(&cosines.mapv(|cosine| (-f64::from(cosine) * UNIT).round() as i64), weights)
     }
 
     /// Compares each half of the signatures with its own centroids; signatures are those of the first half, then those
     /// of the second.
-    pub fn of_halves(halves: &[Vec<&Arc<Signature>>; 2], centroids: [&[ArrayView1<'_, f32>]; 2]) -> Self {
-        let mut whole = Self::new(&halves[0], centroids[0]);
-        let second = Self::new(&halves[1], centroids[1]);
+    pub fn of_halves(
+        halves: &[Vec<&Arc<Signature>>; 2],
+        centroids: [&[ArrayView1<'_, f32>]; 2],
+        weights: &[u32],
+    ) -> Self {
+        let mut whole = Self::new(&halves[0], centroids[0], weights);
+        let second = Self::new(&halves[1], centroids[1], weights);
         whole.shared.extend(second.shared);
         whole.best.extend(second.best);
         whole
@@ -86,7 +90,7 @@ mod tests {
     fn measure(angles: &[f32], centroids: &[ArrayView1<'_, f32>]) -> Yardstick {
         let unit = |a: &f32| Arc::new(Signature::normalised(vec![a.cos(), a.sin()]).expect("not zero"));
         let signatures: Vec<_> = angles.iter().map(unit).collect();
-        Yardstick::new(&signatures.iter().collect::<Vec<_>>(), centroids)
+        Yardstick::new(&signatures.iter().collect::<Vec<_>>(), centroids, &vec![1; centroids.len()])
     }
 
     #[test]

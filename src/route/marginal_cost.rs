@@ -147,6 +147,15 @@ impl MarginalCost {
         &self.times
     }
 
+    /// Makes room for workers that joined.
+    fn make_room(&mut self, n_workers: usize) {
+        if n_workers > self.workers.len() {
+            let survival = Survival::new(self.usual.len());
+            self.workers.resize(n_workers, Batch { survival, residents: Vec::new(), n_steps: 0, context: 0 });
+            self.times.make_room(n_workers);
+        }
+    }
+
     /// The counts of a layer, if they are there.
     fn row<'a>(&self, counts: Option<&'a ExpertCounts>, layer: usize) -> Option<&'a [u32]> {
         let row = counts?.row(layer as u32)?;
@@ -195,6 +204,7 @@ impl MarginalCost {
 
     /// Prices the request on every eligible worker; the best offer, and the highest similarity.
     fn price(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<(Offer, Option<f32>)> {
+        self.make_room(workers.last().map_or(0, |worker| worker.id.index() + 1));
         self.predict(request.counts);
         self.offers.clear();
         let mut best = f32::NEG_INFINITY;
@@ -258,6 +268,7 @@ impl RoutePolicy for MarginalCost {
     }
 
     fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
+        self.make_room(worker.index() + 1);
         self.predict(request.counts);
         self.learn(request.counts);
         let batch = &mut self.workers[worker.index()];
@@ -268,7 +279,7 @@ impl RoutePolicy for MarginalCost {
     }
 
     fn left(&mut self, id: RequestId, worker: WorkerId) {
-        let batch = &mut self.workers[worker.index()];
+        let Some(batch) = self.workers.get_mut(worker.index()) else { return };
         let Some(at) = batch.residents.iter().position(|resident| resident.id == id) else { return };
         let resident = batch.residents.swap_remove(at);
         batch.survival.leave(&resident.picks, &self.tables);
@@ -277,6 +288,7 @@ impl RoutePolicy for MarginalCost {
 
     /// Learns from steps whose batch is the one the policy knows; others had a request on its way in or out.
     fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
+        self.make_room(worker.index() + 1);
         let batch = &mut self.workers[worker.index()];
         if batch.residents.len() == n_batch as usize {
             self.times.observe(worker.index(), &batch.load(n_batch), time);
@@ -367,6 +379,15 @@ mod tests {
             workers[rng.below(4)].healthy = false;
             assert!(policy.select(&RouteRequest::default(), &workers).is_ok());
         }
+    }
+
+    #[test]
+    fn a_worker_that_joins_is_filled() {
+        let (mut policy, mut workers) = (policy(1), loads(&[0, 0]));
+        for id in 0..10 {
+            place(&mut policy, &mut workers, &RouteRequest { id: RequestId(id), ..RouteRequest::default() });
+        }
+        assert_eq!([workers[0].n_inflight, workers[1].n_inflight], [5, 5]);
     }
 
     #[test]

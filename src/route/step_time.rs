@@ -94,6 +94,11 @@ impl StepTimes {
         Self { first, pool: learner(POOL_MEMORY), workers: vec![learner(MEMORY); n_workers], error: None }
     }
 
+    /// Adds workers up to so many, which start as all workers together are.
+    pub fn make_room(&mut self, n_workers: usize) {
+        self.workers.resize(n_workers.max(self.workers.len()), Learner::new(self.pool.model, MEMORY));
+    }
+
     /// A worker's model as of now.
     pub fn get(&self, worker: usize) -> &StepTime {
         &self.workers[worker].model

@@ -1,15 +1,22 @@
+mod members;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
 
+pub use members::MemberError;
 use ndarray::Array2;
 
 use crate::{
     calibrate::Calibration,
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{Handoff, Job, WorkerEvent, waiting::Waiting},
+    kv::BlockName,
+    route::{Decision, RouteBuildError, RouteError, RoutePolicy, WorkerView},
+    schedule::{
+        CacheStats, DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
+        prefix_map::PrefixMap, waiting::Waiting,
+    },
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
 };
@@ -45,43 +52,6 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Bounds of the queues between the stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DispatchLimits {
-    /// Requests waiting for a prefill worker; one more is refused.
-    pub max_queue: usize,
-    /// Requests given to one prefill worker at a time.
-    pub max_prefill: usize,
-    /// Prefilled requests waiting for a decode slot, each a sequence state in memory; prefill pauses at this many.
-    pub max_handoffs: usize,
-    /// Times a request is prefilled again before it fails.
-    pub max_retries: u32,
-    /// Of prefilled requests that wait for a slot, those go first that cost the running batches least
-    /// ([`RoutePolicy::cost`]), as long as none waits for more than so many times the slots that it would wait for in turn.
-    /// 1 is in turn.
-    pub age_bound: u32,
-}
-
-impl Default for DispatchLimits {
-    fn default() -> Self {
-        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3, age_bound: 1 }
-    }
-}
-
-/// The queue of waiting requests is full: try again later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the queue is full: {0} requests are waiting; try again later")]
-pub struct QueueFull(pub usize);
-
-/// Counters since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DispatchStats {
-    /// Requests given to a worker again after one gave them back.
-    pub n_retried: u64,
-    /// Workers lost.
-    pub n_workers_lost: u64,
-}
-
 /// Knows where every request is; feeds the prefill workers, chooses decode workers and books their slots.
 ///
 /// Events in, commands out; the driver (threads, or a virtual clock) carries them. One owner.
@@ -90,7 +60,10 @@ pub struct Dispatcher {
     calibration: Option<Arc<Calibration>>,
     limits: DispatchLimits,
     prefill: Vec<PrefillView>,
+    prefixes: PrefixMap,
     decode: Vec<WorkerView>,
+    /// Decode workers that do not come back; the others that are not healthy are drained.
+    lost: Vec<bool>,
     queue: VecDeque<Job>,
     handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
@@ -109,7 +82,10 @@ struct PrefillView {
 #[derive(Debug)]
 struct Record {
     place: Place,
+    /// To run; once a prefill worker is chosen, without those it holds.
     n_tokens: u64,
+    /// The blocks of its prompt.
+    blocks: Vec<BlockName>,
     deadline: Option<Duration>,
     /// Set when the request must end wherever it is met next.
     cancelled: Option<FinishReason>,
@@ -146,13 +122,25 @@ impl Dispatcher {
             calibration,
             limits,
             prefill: vec![PrefillView { n_inflight: 0, n_tokens: 0, healthy: true }; n_prefill],
+            prefixes: PrefixMap::default(),
             decode: decode.collect(),
+            lost: vec![false; n_slots.len()],
             queue: VecDeque::new(),
             handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
             routed: None,
             stats: DispatchStats::default(),
         }
+    }
+
+    /// Gives a prompt to the prefill worker that is done with it first, given what each holds of it. For workers that
+    /// keep prefixes as `config` says, like the one with `info`.
+    #[must_use]
+    pub fn caching(mut self, config: PrefixConfig, info: &RunnerInfo) -> Self {
+        if config.max_tokens > 0 {
+            self.prefixes = PrefixMap::new(self.prefill.len(), config.block, info.root_name());
+        }
+        self
     }
 
     /// Accepts a request at time `now`; from here on it has exactly one [`Command::End`].
@@ -170,9 +158,10 @@ impl Dispatcher {
         let record = Record {
             place: Place::Queue,
             n_tokens: n_prompt as u64,
+            blocks: self.prefixes.names(&request.prompt),
             deadline: request.deadline.map(|deadline| now + deadline),
             cancelled: None,
-            usage: Usage { prompt_tokens: n_prompt as u32, completion_tokens: 0 },
+            usage: Usage { prompt_tokens: n_prompt as u32, ..Usage::default() },
         };
         let known = self.records.insert(id, record);
         assert!(known.is_none(), "request {id} submitted twice");
@@ -234,6 +223,11 @@ impl Dispatcher {
                 self.leave(source, job.id);
                 self.on_returned(job, &error, commands);
             }
+            WorkerEvent::Cache(change) => {
+                if let Source::Prefill(worker) = source {
+                    self.prefixes.apply(worker, &change);
+                }
+            }
             WorkerEvent::Lost { error } => self.on_lost(source, &error, commands),
         }
         self.advance(commands);
@@ -285,6 +279,11 @@ impl Dispatcher {
         self.stats
     }
 
+    /// What the prefill workers' caches did.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.prefixes.stats()
+    }
+
     /// The policy in use.
     pub fn policy_name(&self) -> &'static str {
         self.policy.name()
@@ -319,7 +318,10 @@ impl Dispatcher {
             (Some(calibration), Some(counts)) => calibration.signature(counts),
             _ => None,
         };
-        self.record(id).place = Place::Handoff;
+        let cached_tokens = handoff.job.n_cached;
+        let record = self.record(id);
+        record.place = Place::Handoff;
+        record.usage.cached_tokens = cached_tokens;
         self.handoffs.push((handoff, signature));
     }
 
@@ -345,14 +347,20 @@ impl Dispatcher {
     fn on_lost(&mut self, source: Source, error: &str, commands: &mut Vec<Command>) {
         self.stats.n_workers_lost += 1;
         match source {
-            Source::Prefill(worker) => self.prefill[worker.index()].healthy = false,
-            Source::Decode(worker) => self.decode[worker.index()].healthy = false,
+            Source::Prefill(worker) => {
+                self.prefill[worker.index()].healthy = false;
+                self.prefixes.lose(worker);
+            }
+            Source::Decode(worker) => {
+                self.decode[worker.index()].healthy = false;
+                self.lost[worker.index()] = true;
+            }
         }
         let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
         let no_decode = self.decode.iter().all(|worker| !worker.healthy);
         if no_prefill || no_decode {
             let kind = if no_prefill { "prefill" } else { "decode" };
-            self.fail_waiting(&format!("every {kind} worker is lost; the last one: {error}"), commands);
+            self.fail_waiting(&format!("no {kind} worker is left to take requests; the last one: {error}"), commands);
         }
     }
 
@@ -370,7 +378,7 @@ impl Dispatcher {
         while self.handoffs.len() > 0 {
             let at = self.next_handoff();
             let (handoff, signature) = self.handoffs.get(at).expect("a choice");
-            let request = route_request(handoff, signature.as_ref());
+            let request = handoff.ask(signature.as_ref());
             match self.policy.select(&request, &self.decode) {
                 Ok(decision) => {
                     let worker = &mut self.decode[decision.worker.index()];
@@ -400,7 +408,7 @@ impl Dispatcher {
         let n_choices = self.handoffs.n_choices();
         for at in (0..n_choices).filter(|_| n_choices > 1) {
             let (handoff, signature) = self.handoffs.get(at).expect("a choice");
-            let Some(cost) = self.policy.cost(&route_request(handoff, signature.as_ref()), &self.decode) else { break };
+            let Some(cost) = self.policy.cost(&handoff.ask(signature.as_ref()), &self.decode) else { break };
             if cost < least.1 {
                 least = (at, cost);
             }
@@ -421,21 +429,28 @@ impl Dispatcher {
             if self.handoffs.len() + n_prefilling >= self.n_ahead() {
                 return;
             }
-            let free = |w: &&PrefillView| w.healthy && w.n_inflight < self.limits.max_prefill;
-            let Some((index, _)) =
-                self.prefill.iter().enumerate().filter(|(_, w)| free(w)).min_by_key(|(i, w)| (w.n_tokens, *i))
-            else {
-                return;
-            };
+            let Some((index, n_tokens)) = self.first_done() else { return };
             let Some(job) = self.queue.pop_front() else { return };
             let worker = WorkerId(index as u32);
             let record = self.record(job.id);
             record.place = Place::Prefill(worker);
-            let n_tokens = record.n_tokens;
+            record.n_tokens = n_tokens;
+            let blocks = record.blocks.clone();
+            self.prefixes.give(index, job.id, blocks);
             self.prefill[index].n_inflight += 1;
             self.prefill[index].n_tokens += n_tokens;
             commands.push(Command::Prefill(worker, job));
         }
+    }
+
+    /// The free prefill worker that would be done with the first waiting request first, and the tokens it would run. So a
+    /// prompt waits for what is held of it no longer than it would take to run.
+    fn first_done(&self) -> Option<(usize, u64)> {
+        let record = &self.records[&self.queue.front()?.id];
+        let free = self.prefill.iter().enumerate().filter(|(_, w)| w.healthy && w.n_inflight < self.limits.max_prefill);
+        let to_run = |worker| record.n_tokens.saturating_sub(self.prefixes.n_cached(worker, &record.blocks));
+        let all = free.map(|(index, worker)| (worker.n_tokens + to_run(index), index));
+        all.min().map(|(_, index)| (index, to_run(index)))
     }
 
     /// Requests that may be in prefill or waiting for a slot: those the free slots can take, and `max_handoffs` more.
@@ -453,6 +468,7 @@ impl Dispatcher {
                 assert_eq!(record.place, Place::Prefill(worker), "request {id} reported by prefill worker {worker}");
                 self.prefill[worker.index()].n_inflight -= 1;
                 self.prefill[worker.index()].n_tokens -= n_tokens;
+                self.prefixes.leave(worker, id);
             }
             Source::Decode(worker) => {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
@@ -478,15 +494,5 @@ impl Dispatcher {
 
     fn record(&mut self, id: RequestId) -> &mut Record {
         self.records.get_mut(&id).unwrap_or_else(|| panic!("request {id} is not known"))
-    }
-}
-
-fn route_request<'a>(handoff: &'a Handoff, signature: Option<&'a Signature>) -> RouteRequest<'a> {
-    RouteRequest {
-        id: handoff.job.id,
-        signature,
-        domain: handoff.job.request.domain.as_deref(),
-        counts: handoff.counts.as_ref(),
-        n_tokens: handoff.job.n_tokens(),
     }
 }

@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use crate::{
+    route::RouteRequest,
     schedule::SeqState,
-    signature::ExpertCounts,
+    signature::{ExpertCounts, Signature},
     types::{Request, RequestId, Token, Usage},
 };
 
@@ -16,6 +17,8 @@ pub struct Job {
     pub request: Arc<Request>,
     /// The tokens drawn so far. They survive the loss of a worker, so that the client's stream goes on unbroken.
     pub generated: Vec<Token>,
+    /// Tokens of the prompt that were not computed, because a worker still held them.
+    pub n_cached: u32,
     /// Times the request had to be prefilled again.
     pub n_retries: u32,
 }
@@ -23,7 +26,7 @@ pub struct Job {
 impl Job {
     /// A request that has not run yet.
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
-        Self { id, request, generated: Vec::new(), n_retries: 0 }
+        Self { id, request, generated: Vec::new(), n_cached: 0, n_retries: 0 }
     }
 
     /// Prompt and generated tokens together.
@@ -45,7 +48,11 @@ impl Job {
 
     /// What the request has used.
     pub fn usage(&self) -> Usage {
-        Usage { prompt_tokens: self.request.prompt.len() as u32, completion_tokens: self.generated.len() as u32 }
+        Usage {
+            prompt_tokens: self.request.prompt.len() as u32,
+            completion_tokens: self.generated.len() as u32,
+            cached_tokens: self.n_cached,
+        }
     }
 }
 
@@ -58,4 +65,17 @@ pub struct Handoff {
     pub state: SeqState,
     /// The experts the prefill picked; none where the prefill worker has no tap.
     pub counts: Option<ExpertCounts>,
+}
+
+impl Handoff {
+    /// What a policy is asked for it.
+    pub(super) fn ask<'a>(&'a self, signature: Option<&'a Signature>) -> RouteRequest<'a> {
+        RouteRequest {
+            id: self.job.id,
+            signature,
+            domain: self.job.request.domain.as_deref(),
+            counts: self.counts.as_ref(),
+            n_tokens: self.job.n_tokens(),
+        }
+    }
 }

@@ -148,7 +148,8 @@ fn an_unknown_policy_or_device_is_answered_with_the_known_ones() {
 fn zero_of_something_is_refused() {
     refused(&["run", "--decode", "0", "hello"], &["zero workers"]);
     refused(&["run", "--prefill", "0@cpu", "hello"], &["zero workers"]);
-    refused(&["run", "--slots", "0", "hello"], &["slots must be between 1 and 256"]);
+    refused(&["run", "--slots", "0", "hello"], &["slots must be between 1 and 256, not 0"]);
+    refused(&["run", "--exact", "--slots", "256", "hello"], &["slots must be between 1 and 255, not 256"]);
     refused(&["run", "-n", "0", "hello"], &["at least one token"]);
     refused(&["run", "--threads", "100000", "hello"], &["threads", "cores"]);
     refused(&["calibrate", "--prompts", "p", "--workers", "0", "-o", "o"], &["--workers is 0"]);
@@ -216,12 +217,26 @@ fn a_context_that_memory_can_not_hold_is_named_with_its_size() {
 }
 
 #[test]
+fn the_oracle_needs_labels() {
+    let dir = folder();
+    let workload = write(&dir, "w.jsonl", "{\"id\": \"a\", \"prompt\": \"hello\", \"max_tokens\": 2}\n");
+    let bench = ["bench", "--workload", text(&workload), "--policies"];
+    refused(&[&bench[..], &["domain"]].concat(), &["policy domain goes by labels", "no line of the workload"]);
+    let ran = run([&bench[..], &["all", "--no-count"]].concat()).succeeded();
+    assert!(ran.err.contains("policy domain is left out: no line") && !ran.out.contains("domain "), "{ran:?}");
+}
+
+#[test]
 fn files_that_can_not_be_written_are_refused_before_the_work() {
     let workload = format!("{DATA}/task.serve.jsonl");
     refused(&["bench", "--workload", &workload, "--svg", "/no/such/folder/x.svg"], &["/no/such/folder/x.svg"]);
     let dir = folder();
     let taken = write(&dir, "taken.gguf", "mine");
     refused(&["inflate", "-o", text(&taken), "--factor", "2"], &["exists", "--force"]);
+    refused(
+        &["inflate", "-o", text(&dir.path().join("small.gguf")), "--size", "1MB"],
+        &["cannot inflate to 1000000 bytes"],
+    );
     assert_eq!(fs::read(&taken).expect("still there"), b"mine");
     let new = dir.path().join("new.gguf");
     refused(&["inflate", "-o", text(&new)], &["--factor", "--size"]);

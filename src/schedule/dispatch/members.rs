@@ -1,0 +1,71 @@
+//! Decode workers that join, are drained and come back, while requests run.
+//!
+//! Never moves a request: what a drained worker holds it finishes.
+
+use crate::{
+    route::WorkerView,
+    schedule::{Command, Dispatcher},
+    types::WorkerId,
+};
+
+/// Why a decode worker was not drained or taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemberError {
+    /// There is no such worker.
+    #[error("there is no decode worker {worker}: there are {n_workers}, counted from 0")]
+    Unknown {
+        /// The number given.
+        worker: WorkerId,
+        /// Decode workers so far, lost and drained ones included.
+        n_workers: usize,
+    },
+    /// Requests would have nowhere to go.
+    #[error("decode worker {0} is the last one that takes requests: add or resume another before it is drained")]
+    Last(WorkerId),
+    /// The worker is lost.
+    #[error("decode worker {0} is lost and does not come back: add a new one")]
+    Lost(WorkerId),
+}
+
+impl Dispatcher {
+    /// One decode worker more, of `n_slots` slots: its number. It takes requests once it is resumed.
+    pub fn add_decode(&mut self, n_slots: u32) -> WorkerId {
+        let id = WorkerId(self.decode.len() as u32);
+        self.decode.push(WorkerView { id, n_slots, n_inflight: 0, healthy: false });
+        self.lost.push(false);
+        id
+    }
+
+    /// Sends the worker no more requests; it finishes those it has. Draining it again changes nothing.
+    pub fn drain_decode(&mut self, worker: WorkerId) -> Result<(), MemberError> {
+        self.known(worker)?;
+        let mut others = self.decode.iter().filter(|other| other.id != worker);
+        if !others.any(|other| other.healthy) {
+            return Err(MemberError::Last(worker));
+        }
+        self.decode[worker.index()].healthy = false;
+        Ok(())
+    }
+
+    /// Lets a drained or new worker take requests.
+    pub fn resume_decode(&mut self, worker: WorkerId, commands: &mut Vec<Command>) -> Result<(), MemberError> {
+        self.known(worker)?;
+        self.decode[worker.index()].healthy = true;
+        self.advance(commands);
+        Ok(())
+    }
+
+    /// Which decode workers are lost, by number; the others that take no requests are drained.
+    pub fn lost(&self) -> &[bool] {
+        &self.lost
+    }
+
+    fn known(&self, worker: WorkerId) -> Result<(), MemberError> {
+        match self.lost.get(worker.index()) {
+            None => Err(MemberError::Unknown { worker, n_workers: self.lost.len() }),
+            Some(true) => Err(MemberError::Lost(worker)),
+            Some(false) => Ok(()),
+        }
+    }
+}
