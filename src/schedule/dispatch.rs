@@ -12,8 +12,11 @@ use ndarray::Array2;
 use crate::{
     calibrate::Calibration,
     kv::BlockName,
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{CacheStats, Handoff, Job, PrefixConfig, RunnerInfo, WorkerEvent, prefix_map::PrefixMap},
+    route::{Decision, RouteBuildError, RouteError, RoutePolicy, WorkerView},
+    schedule::{
+        CacheStats, DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
+        prefix_map::PrefixMap, waiting::Waiting,
+    },
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
 };
@@ -49,39 +52,6 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Bounds of the queues between the stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DispatchLimits {
-    /// Requests waiting for a prefill worker; one more is refused.
-    pub max_queue: usize,
-    /// Requests given to one prefill worker at a time.
-    pub max_prefill: usize,
-    /// Prefilled requests waiting for a decode slot, each a sequence state in memory; prefill pauses at this many.
-    pub max_handoffs: usize,
-    /// Times a request is prefilled again before it fails.
-    pub max_retries: u32,
-}
-
-impl Default for DispatchLimits {
-    fn default() -> Self {
-        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3 }
-    }
-}
-
-/// The queue of waiting requests is full: try again later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the queue is full: {0} requests are waiting; try again later")]
-pub struct QueueFull(pub usize);
-
-/// Counters since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DispatchStats {
-    /// Requests given to a worker again after one gave them back.
-    pub n_retried: u64,
-    /// Workers lost.
-    pub n_workers_lost: u64,
-}
-
 /// Knows where every request is; feeds the prefill workers, chooses decode workers and books their slots.
 ///
 /// Events in, commands out; the driver (threads, or a virtual clock) carries them. One owner.
@@ -95,7 +65,7 @@ pub struct Dispatcher {
     /// Decode workers that do not come back; the others that are not healthy are drained.
     lost: Vec<bool>,
     queue: VecDeque<Job>,
-    handoffs: VecDeque<(Handoff, Option<Signature>)>,
+    handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
     /// Of routed requests, where the driver asked for them.
     routed: Option<Vec<Signature>>,
@@ -156,7 +126,7 @@ impl Dispatcher {
             decode: decode.collect(),
             lost: vec![false; n_slots.len()],
             queue: VecDeque::new(),
-            handoffs: VecDeque::new(),
+            handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
             routed: None,
             stats: DispatchStats::default(),
@@ -299,6 +269,17 @@ impl Dispatcher {
         Ok(())
     }
 
+    /// Tells the policy that a decode worker ran a step of `n_batch` sequences in `took`; to be told before the step's
+    /// events, and only of steps that took no sequence in.
+    pub fn stepped(&mut self, worker: WorkerId, n_batch: u32, took: Duration) {
+        self.policy.stepped(worker, n_batch, took.as_secs_f64());
+    }
+
+    /// As [`RoutePolicy::step_time_error`].
+    pub fn step_time_error(&self) -> Option<f64> {
+        self.policy.step_time_error()
+    }
+
     /// Requests accepted and not ended.
     pub fn n_active(&self) -> usize {
         self.records.len()
@@ -362,7 +343,7 @@ impl Dispatcher {
         let record = self.record(id);
         record.place = Place::Handoff;
         record.usage.cached_tokens = cached_tokens;
-        self.handoffs.push_back((handoff, signature));
+        self.handoffs.push((handoff, signature));
     }
 
     fn on_returned(&mut self, mut job: Job, error: &str, commands: &mut Vec<Command>) {
@@ -407,7 +388,7 @@ impl Dispatcher {
     /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
     fn fail_waiting(&mut self, message: &str, commands: &mut Vec<Command>) {
         let queued = std::mem::take(&mut self.queue).into_iter().map(|job| job.id);
-        let handoffs = std::mem::take(&mut self.handoffs).into_iter().map(|(handoff, _)| handoff.job.id);
+        let handoffs = self.handoffs.drain().map(|(handoff, _)| handoff.job.id);
         for id in queued.chain(handoffs).collect::<Vec<_>>() {
             self.end(id, Outcome::Failed(message.to_owned()), commands);
         }
@@ -415,28 +396,45 @@ impl Dispatcher {
 
     /// Moves on whatever can move: hand-offs to decode workers first, then the queue to prefill workers.
     fn advance(&mut self, commands: &mut Vec<Command>) {
-        while let Some((handoff, signature)) = self.handoffs.pop_front() {
-            let id = handoff.job.id;
-            let request = RouteRequest { signature: signature.as_ref(), domain: handoff.job.request.domain.as_deref() };
+        while self.handoffs.len() > 0 {
+            let at = self.next_handoff();
+            let (handoff, signature) = self.handoffs.get(at).expect("a choice");
+            let request = handoff.ask(signature.as_ref());
             match self.policy.select(&request, &self.decode) {
                 Ok(decision) => {
                     let worker = &mut self.decode[decision.worker.index()];
                     assert!(worker.eligible(), "{} chose worker {} which is full", self.policy.name(), worker.id);
                     worker.n_inflight += 1;
-                    self.record(id).place = Place::Decode(decision.worker);
+                    self.policy.placed(&request, decision.worker);
+                    let (handoff, signature) = self.handoffs.take(at);
+                    self.record(handoff.job.id).place = Place::Decode(decision.worker);
                     commands.push(Command::Decode(decision.worker, handoff, decision));
                     if let Some(routed) = &mut self.routed {
                         routed.extend(signature);
                     }
                 }
-                Err(RouteError::AllFull) => {
-                    self.handoffs.push_front((handoff, signature));
-                    break;
+                Err(RouteError::AllFull) => break,
+                Err(error @ RouteError::NoWorker) => {
+                    let (handoff, _) = self.handoffs.take(at);
+                    self.end(handoff.job.id, Outcome::Failed(error.to_string()), commands);
                 }
-                Err(error @ RouteError::NoWorker) => self.end(id, Outcome::Failed(error.to_string()), commands),
             }
         }
         self.feed_prefill(commands);
+    }
+
+    /// The hand-off to be placed next: the cheapest that may go first, the oldest of equals.
+    fn next_handoff(&mut self) -> usize {
+        let mut least = (0, f64::INFINITY);
+        let n_choices = self.handoffs.n_choices();
+        for at in (0..n_choices).filter(|_| n_choices > 1) {
+            let (handoff, signature) = self.handoffs.get(at).expect("a choice");
+            let Some(cost) = self.policy.cost(&handoff.ask(signature.as_ref()), &self.decode) else { break };
+            if cost < least.1 {
+                least = (at, cost);
+            }
+        }
+        least.0
     }
 
     fn feed_prefill(&mut self, commands: &mut Vec<Command>) {
@@ -496,6 +494,7 @@ impl Dispatcher {
             Source::Decode(worker) => {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
                 self.decode[worker.index()].n_inflight -= 1;
+                self.policy.left(id, worker);
             }
         }
     }
