@@ -8,7 +8,7 @@ use std::{error::Error, sync::Arc};
 use eldr::{
     engine::{Engine, EngineParts, EngineWorker, Tokenizer},
     route::{Decision, LeastLoaded, Reason, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{DispatchLimits, FakeModel, FakeRunner},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
     types::{Request, SamplingParams, Token},
 };
 
@@ -68,6 +68,7 @@ fn serve(policy: Box<dyn RoutePolicy>) -> Result<[u32; 4], Box<dyn Error>> {
         limits: DispatchLimits::default(),
         chunk: 128,
         n_expert: model.n_expert,
+        prefix: PrefixConfig::default(),
     })?;
     let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
     let prompt = engine.tokenize("hello")?;

@@ -9,7 +9,8 @@
 //!
 //! 1. submit: [`Engine::submit`] checks it and gives a [`TokenStream`], or says why not.
 //! 2. tokenise: [`Engine::tokenize`] turns text into the prompt's tokens.
-//! 3. prefill queue: the [`Dispatcher`](schedule::Dispatcher) gives it to the prefill worker with the least to do.
+//! 3. prefill queue: the [`Dispatcher`](schedule::Dispatcher) gives it to the prefill worker that will be done with it
+//!    first: what a worker still holds of a prompt ([`kv`]) does not run again.
 //! 4. prefill with tap: the prompt runs chunk by chunk while the tap counts the experts it picks
 //!    ([`signature::ExpertCounts`]).
 //! 5. signature and route: a [`Calibration`] turns the counts into a unit vector ([`signature::Signature`]); a
@@ -18,10 +19,11 @@
 //! 7. decode loop: the worker draws a token of each of its sequences a step.
 //! 8. stream out: the client reads tokens and text, blocking or async.
 //!
-//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`trace`], [`calibrate`],
+//! The folders, lower floors first: [`types`] and [`rng`] are plain data; [`signature`], [`kv`], [`trace`], [`calibrate`],
 //! [`refit`], [`route`], [`schedule`], [`sim`] and [`metrics`] decide, [`figures`] computes what a calibration's report
-//! shows, and none of them touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads over both; `server`
-//! answers HTTP, and `bench` measures. Without the feature `llama` everything but `llama` and the loading of models is there, over any
+//! shows, and none of them touches a clock, a thread or a file; `llama` is llama.cpp as safe types; [`engine`] runs threads
+//! over both; `server` answers HTTP, `bench` measures, `capi` is the C library. Without the feature `llama` everything but
+//! `llama` and the loading of models is there, over any
 //! [`ModelRunner`](schedule::ModelRunner).
 //!
 //! ```no_run
@@ -47,8 +49,11 @@
 #[cfg(feature = "cli")]
 pub mod bench;
 pub mod calibrate;
+#[cfg(feature = "capi")]
+pub mod capi;
 pub mod engine;
 pub mod figures;
+pub mod kv;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod metrics;
@@ -71,3 +76,39 @@ pub use route::{Decision, PolicyKind, RoutePolicy};
 #[cfg(all(doctest, feature = "llama"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Who may hold what. An engine is shared by threads and tasks; a stream moves between them and has one reader.
+///
+/// ```
+/// fn shared<T: Clone + Send + Sync + 'static>() {}
+/// fn moved<T: Send + 'static>() {}
+/// shared::<eldr::Engine>();
+/// shared::<eldr::engine::Canceller>();
+/// shared::<eldr::EngineConfig>();
+/// shared::<std::sync::Arc<eldr::Calibration>>();
+/// moved::<eldr::TokenStream>();
+/// moved::<Box<dyn eldr::RoutePolicy>>();
+/// ```
+///
+/// Two readers of a stream would tear its text:
+/// ```compile_fail,E0599
+/// fn twice(stream: eldr::TokenStream) -> (eldr::TokenStream, eldr::TokenStream) {
+///     (stream.clone(), stream)
+/// }
+/// ```
+///
+/// A turn on the cores is given back once:
+/// ```compile_fail,E0599
+/// fn twice(permit: eldr::engine::Permit<'_>) {
+///     drop(permit.clone());
+/// }
+/// ```
+///
+/// A policy has one owner, so it needs no lock and two threads can not ask it at once:
+/// ```compile_fail,E0596
+/// fn ask(policy: &std::sync::Arc<dyn eldr::RoutePolicy>) {
+///     let _ = policy.select(&Default::default(), &[]);
+/// }
+/// ```
+#[cfg(doctest)]
+struct Ownership;

@@ -14,7 +14,7 @@ use eldr::{
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
     refit::RefitConfig,
     route::{LeastLoaded, LocalityBand, LocalityBandParams, Reason},
-    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig},
     types::{FinishReason, MoeShape, Request, SamplingParams, Token, WorkerId},
 };
 use ndarray::Array2;
@@ -61,6 +61,7 @@ fn parts_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> En
         limits,
         chunk: 16,
         n_expert: MODEL.n_expert,
+        prefix: PrefixConfig { max_tokens: 4096, ..PrefixConfig::default() },
     }
 }
 
@@ -99,6 +100,23 @@ fn many_clients_get_their_own_text() {
     });
     assert!(engine.drain(Duration::from_secs(60)));
     assert!(matches!(engine.submit(request(0, 1)), Err(EngineError::Draining)));
+}
+
+#[test]
+fn what_a_prompt_begins_with_is_not_computed_again_and_the_client_hears_it() {
+    let engine = engine_with(&[vec![]], 4, DispatchLimits::default());
+    let long = Request { prompt: (0..80).map(|i| 1 + i % 40).collect(), ..request(3, 5) };
+    let cached = |request: &Request| {
+        let completion = engine.submit(request.clone()).unwrap().collect().unwrap();
+        assert_eq!(completion.tokens, expected(request));
+        completion.usage.cached_tokens
+    };
+    assert_eq!((cached(&long), cached(&long)), (0, 78));
+    let branch = Request { prompt: [&long.prompt[..70], &[7, 7, 7]].concat(), ..long.clone() };
+    assert_eq!(cached(&branch), 64, "whole blocks");
+    let stats = engine.stats().cache;
+    assert_eq!((stats.n_prompt_tokens, stats.n_cached_tokens), (80 + 80 + 73, 78 + 64));
+    assert_eq!((stats.n_block_hits, stats.n_block_misses, stats.n_fallbacks), (3 + 2, 3 + 1, 0));
 }
 
 #[test]
@@ -210,6 +228,7 @@ fn workers_that_can_not_exchange_sequences_are_refused() {
         limits: DispatchLimits::default(),
         chunk: 16,
         n_expert: 8,
+        prefix: PrefixConfig::default(),
     };
     let refused = |parts| Engine::start(parts).err().unwrap().to_string();
     let error = refused(parts(vec![worker("prefill 0", MODEL, 64)], vec![worker("decode 0", other, 64)]));

@@ -10,8 +10,8 @@ use std::{
 
 use eldr::{
     engine::{EngineError, PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner, read_trace},
+    kv::ChunkCounts,
     schedule::{DecodeItem, FakeModel, FakeRunner, Fault, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
-    signature::ExpertCounts,
     trace::{GateSums, RecordSettings, TraceHeader, TraceRequest},
     types::{MoeShape, SamplingParams, Slot, Token},
 };
@@ -37,7 +37,7 @@ impl ModelRunner for FakeTap {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         self.0.prefill(slot, tokens, pos, last, counts)
     }

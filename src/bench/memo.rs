@@ -4,15 +4,16 @@ use parking_lot::Mutex;
 
 use crate::{
     bench::Probe,
+    kv::ChunkCounts,
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
-    signature::ExpertCounts,
     types::{SamplingParams, Slot, Token},
 };
 
 /// Prefills already computed, shared by the runs of one bench.
 ///
 /// Every policy prefills the same prompts, cut at the same places, on the same kind of worker: a chunk is computed and
-/// timed once, and stands for itself with that time in the other runs. Decode steps are always computed.
+/// timed once, and stands for itself with that time in the other runs. Decode steps are always computed. Not for workers
+/// that keep prefixes: what they compute depends on what came before.
 #[derive(Debug, Clone, Default)]
 pub struct PrefillMemo(Arc<Mutex<HashMap<Key, Chunk>>>);
 
@@ -22,7 +23,7 @@ type Key = (Vec<Token>, u64);
 #[derive(Debug, Clone)]
 struct Chunk {
     took: Duration,
-    counts: Option<ExpertCounts>,
+    counts: Option<ChunkCounts>,
     next: Option<Token>,
     export: Option<(SeqState, Duration)>,
 }
@@ -81,7 +82,7 @@ impl ModelRunner for MemoRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         let replay = &mut self.slots[slot.index()];
         let key = ([replay.tokens.as_slice(), tokens].concat(), replay.seed);
@@ -90,19 +91,19 @@ impl ModelRunner for MemoRunner {
             && chunk.next.is_some() == last
         {
             if let (Some(counts), Some(chunk)) = (counts, &chunk.counts) {
-                counts.merge(chunk);
+                counts.copy_from(chunk);
             }
             replay.tokens.extend_from_slice(tokens);
             self.probe.add_replayed(chunk.took);
             return Ok(chunk.next);
         }
         self.catch_up(slot)?;
-        let mut chunk_counts = counts.as_ref().map(|counts| ExpertCounts::new(counts.layers(), counts.n_expert()));
+        let mut chunk_counts = counts.as_ref().map(|counts| ChunkCounts::cleared(counts));
         let start = self.probe.stopwatch().start();
         let next = self.runner.prefill(slot, tokens, pos, last, chunk_counts.as_mut())?;
         let took = start.elapsed();
         if let (Some(counts), Some(chunk)) = (counts, &chunk_counts) {
-            counts.merge(chunk);
+            counts.copy_from(chunk);
         }
         let replay = &mut self.slots[slot.index()];
         replay.tokens.extend_from_slice(tokens);

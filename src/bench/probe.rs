@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 use crate::{
     bench::Stopwatch,
+    kv::ChunkCounts,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
-    signature::ExpertCounts,
     types::{SamplingParams, Slot, Token, WorkerId},
 };
 
@@ -111,7 +111,7 @@ impl ModelRunner for WatchedRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         self.runner.prefill(slot, tokens, pos, last, counts)
     }
@@ -149,6 +149,14 @@ impl ModelRunner for WatchedRunner {
 
     fn close(&mut self, slot: Slot) -> Result<(), RunError> {
         self.runner.close(slot)
+    }
+
+    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        self.runner.keep(slot, n_tokens)
+    }
+
+    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
+        self.runner.copy_prefix(from, to, n_tokens)
     }
 }
 

@@ -19,13 +19,13 @@ use crate::{
     },
     calibrate::Calibration,
     engine::{
-        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, devices,
-        threads_alone, versions,
+        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, PrefixBudget,
+        RamTier, devices, threads_alone, versions,
     },
     metrics::RunSummary,
     refit::{Reads, RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
-    schedule::{DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, WorkerEvent},
+    schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
     types::{Request, RequestId, SamplingParams, WorkerId},
 };
 
@@ -111,13 +111,14 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
         config,
         refit,
         refits: Vec::new(),
+        caches: Vec::new(),
         model,
         calibration,
         requests,
         memo: PrefillMemo::default(),
         picks: PickStore::default(),
     };
-    if params.clock == Clock::Virtual {
+    if params.clock == Clock::Virtual && !bench.keeps_prefixes() {
         bench.prefill_all()?;
     }
     let mut runs = Vec::new();
@@ -133,6 +134,8 @@ struct Bench<'a> {
     refit: Option<RefitConfig>,
     /// What refits came to, a run each.
     refits: Vec<RefitStats>,
+    /// What each run's prefill workers kept and used again.
+    caches: Vec<(PolicyKind, CacheStats)>,
     model: LoadedModel,
     calibration: Option<Arc<Calibration>>,
     requests: Vec<BenchRequest>,
@@ -149,9 +152,10 @@ impl Bench<'_> {
         let timeline = match self.params.clock {
             Clock::Virtual => {
                 let measure = Durations::Measure(Vec::new());
-                let VirtualOutcome { mut timeline, durations, refit } =
+                let VirtualOutcome { mut timeline, durations, refit, cache } =
                     self.run_virtual(None, measure, &mut |n| hear(false, n))?;
                 self.refits.extend(refit);
+                self.caches.push((policy, cache));
                 if count && !timeline.count(&self.picks) {
                     let mut picks = PickStore::default();
                     let replay = Durations::Replay(durations.into_iter());
@@ -211,9 +215,13 @@ impl Bench<'_> {
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let n_prefill = parts.prefill.len();
         let dispatcher = Dispatcher::new(n_prefill, &n_slots, parts.policy, parts.calibration, parts.limits);
+        let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
         let prefill = parts.prefill.into_iter().map(|EngineWorker { runner, .. }| {
             let scheduler = PrefillWorker::new(runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            Worker::new(scheduler, self.memo.wrap(&probe, runner))
+            let scheduler = scheduler.caching(parts.prefix, runner.info(), parts.n_expert).spilling(store());
+            Worker::new(scheduler, if self.keeps_prefixes() { runner } else { self.memo.wrap(&probe, runner) })
         });
         let decode = parts.decode.into_iter().map(|EngineWorker { runner, .. }| {
             let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog);
@@ -224,6 +232,11 @@ impl Bench<'_> {
             run = run.refitting(refitter);
         }
         run.run(&self.requests, self.params.concurrency, progress)
+    }
+
+    /// Whether prompts begin with what others left behind: their prefills then differ from run to run.
+    fn keeps_prefixes(&self) -> bool {
+        self.config.prefix_cache != PrefixBudget::Off
     }
 
     fn refitter(&self) -> Result<Option<Refitter>, BenchError> {
@@ -254,7 +267,9 @@ impl Bench<'_> {
         };
         let timeline = run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)?;
         if !tap {
-            self.refits.extend(engine.stats().refit);
+            let stats = engine.stats();
+            self.refits.extend(stats.refit);
+            self.caches.push((self.config.policy, stats.cache));
         }
         Ok(timeline)
     }
@@ -280,6 +295,7 @@ impl Bench<'_> {
             limits: self.config.limits,
             chunk: self.model.chunk(&self.config),
             n_expert: self.model.moe_shape().map_or(0, |shape| shape.n_expert),
+            prefix: self.model.prefix(&self.config),
         })
     }
 
@@ -292,9 +308,15 @@ impl Bench<'_> {
         if self.params.clock == Clock::Virtual {
             notes.push(
                 "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \
-                 advance on a virtual clock. Prefill steps were computed and timed once, first, and replayed under every policy."
+                 advance on a virtual clock."
                     .to_owned(),
             );
+            notes.push(if self.keeps_prefixes() {
+                "Prefill steps were computed in every run, since what a worker keeps depends on what it ran before."
+                    .to_owned()
+            } else {
+                "Prefill steps were computed and timed once, first, and replayed under every policy.".to_owned()
+            });
             if self.stopwatch() == Stopwatch::Thread {
                 notes.push(
                     "Steps run on one CPU thread and were timed by its CPU time, which other programs on the machine do \
@@ -307,6 +329,14 @@ impl Bench<'_> {
             notes.push(
                 "The model is inflated: zero rows make its experts larger, its outputs are unchanged.".to_owned(),
             );
+        }
+        if self.keeps_prefixes() {
+            notes.extend(self.caches.iter().map(|(policy, cache)| {
+                format!(
+                    "Prefix cache, {policy}: {} of {} prompt tokens were there ({} copies, {} fallbacks).",
+                    cache.n_cached_tokens, cache.n_prompt_tokens, cache.n_copies, cache.n_fallbacks
+                )
+            }));
         }
         for refit in &self.refits {
             let mut note = format!(

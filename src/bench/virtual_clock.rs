@@ -8,7 +8,9 @@ use std::{
 use crate::{
     bench::{BenchError, BenchRequest, PickStore, Probe, Timeline},
     refit::{RefitStats, Refitter},
-    schedule::{Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, WorkerEvent},
+    schedule::{
+        CacheStats, Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, WorkerEvent,
+    },
     types::{FinishReason, RequestId, WorkerId},
 };
 
@@ -42,6 +44,8 @@ pub struct VirtualOutcome {
     pub durations: Vec<Duration>,
     /// What refits came to, if there were to be any.
     pub refit: Option<RefitStats>,
+    /// What the prefill workers kept and used again.
+    pub cache: CacheStats,
 }
 
 /// A worker's scheduler and runner, and whether a step of it is running on the clock.
@@ -158,7 +162,8 @@ impl<'a> VirtualRun<'a> {
             Durations::Replay(_) => Vec::new(),
         };
         let refit = self.refitter.as_ref().map(Refitter::stats);
-        Ok(VirtualOutcome { timeline: self.timeline, durations, refit })
+        let cache = self.dispatcher.cache_stats();
+        Ok(VirtualOutcome { timeline: self.timeline, durations, refit, cache })
     }
 
     fn refit(&mut self) {

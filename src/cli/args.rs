@@ -9,7 +9,9 @@ use clap::{
     builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser},
 };
 use eldr::{
-    engine::{EngineConfig, EngineError, FlashAttention, KvFormat, WorkerList, read_calibration, threads_alone},
+    engine::{
+        EngineConfig, EngineError, FlashAttention, KvFormat, PrefixBudget, WorkerList, read_calibration, threads_alone,
+    },
     refit::RefitConfig,
     route::PolicyKind,
 };
@@ -69,6 +71,13 @@ pub struct WorkerArgs {
     /// Decode workers: 8, 8@cpu or 2@cuda:0,2@cuda:1
     #[arg(long, value_name = "WORKERS")]
     pub decode: Option<WorkerList>,
+    /// What a prefill worker keeps of finished prompts for others that begin alike: on (all its slots hold), off, a number
+    /// of tokens, or a size such as 512MiB
+    #[arg(long, value_name = "on|off|TOKENS|SIZE")]
+    prefix_cache: Option<PrefixBudget>,
+    /// MiB of host memory for prefixes that had to make room there
+    #[arg(long, value_name = "MIB")]
+    cache_ram: Option<u64>,
     /// Requests that may wait, by default 1024; one more is refused
     #[arg(long, value_name = "N")]
     max_queue: Option<usize>,
@@ -195,6 +204,8 @@ impl WorkerArgs {
     pub fn configure(&self, config: &mut EngineConfig) {
         put(&mut config.prefill, self.prefill.clone());
         put(&mut config.decode, self.decode.clone());
+        put(&mut config.prefix_cache, self.prefix_cache);
+        put(&mut config.cache_ram_mib, self.cache_ram);
         put(&mut config.limits.max_queue, self.max_queue);
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
@@ -289,7 +300,7 @@ mod tests {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --refit --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
+             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
         );
         let mut want = EngineConfig {
             prefill: "1@cuda:0".parse().expect("valid"),
@@ -310,6 +321,8 @@ mod tests {
             tau: Some(0.2),
             min_band: 2,
             refit: Some(RefitConfig::default()),
+            prefix_cache: PrefixBudget::MiB(64),
+            cache_ram_mib: 512,
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;

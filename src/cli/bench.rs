@@ -13,7 +13,7 @@ use eldr::{
         self, BenchError, BenchParams, BenchReport, Clock, Progress, chart, table,
         workload::{self, Arrivals},
     },
-    engine::{EngineConfig, WorkerList, check_output, replace_file},
+    engine::{EngineConfig, PrefixBudget, WorkerList, check_output, replace_file},
     route::{ParsePolicyError, PolicyKind},
 };
 
@@ -167,7 +167,10 @@ impl BenchArgs {
     fn config(&self) -> Result<EngineConfig, CliError> {
         let n_decode = calibrated_workers(&self.workers, &self.route)?.unwrap_or(N_DECODE);
         let exact = !self.no_exact.unwrap_or(false);
-        let mut config = EngineConfig { decode: WorkerList::best(n_decode), exact, ..EngineConfig::default() };
+        // A workload that goes round would be served from memory: prefixes are kept only when asked for.
+        let prefix_cache = PrefixBudget::Off;
+        let decode = WorkerList::best(n_decode);
+        let mut config = EngineConfig { decode, exact, prefix_cache, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);
         self.route.configure(&mut config, None);

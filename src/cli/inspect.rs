@@ -8,6 +8,7 @@ use clap::Args;
 use eldr::{
     calibrate::Calibration,
     engine::{EngineConfig, EngineError, KvFormat, LoadedModel, ModelFacts, WorkerList, read_calibration},
+    kv::{BLOCK, row_bytes_per_token},
     signature::{ExpertCounts, Signature},
     sim::Verdict,
     types::MoeShape,
@@ -185,6 +186,9 @@ fn model_rows(path: &Path, loaded: &LoadedModel) -> Vec<Vec<String>> {
         Some(shape) => {
             rows.push(row("MoE layers", ranges(&shape.layers)));
             rows.push(row("experts a layer", format!("{}, {} a token", shape.n_expert, shape.n_expert_used)));
+            let bytes = signature_bytes(shape);
+            let share = 100.0 * bytes / loaded.kv_bytes_per_token(KvFormat::F16) as f64;
+            rows.push(row("signature bytes a token", format!("{bytes:.1}, {share:.2} % of keys and values")));
         }
         None => rows.push(row("experts", "none: a dense model, routed by load")),
     }
@@ -194,6 +198,11 @@ fn model_rows(path: &Path, loaded: &LoadedModel) -> Vec<Vec<String>> {
     }
     rows.push(row("fingerprint", facts.fingerprint.as_str()));
     rows
+}
+
+/// Bytes of counts that a cached token takes at most: all layers a signature may use.
+fn signature_bytes(shape: &MoeShape) -> f64 {
+    row_bytes_per_token(shape.usable().len(), shape.n_expert, BLOCK)
 }
 
 fn model_json(path: &Path, loaded: &LoadedModel) -> Map<String, Value> {
@@ -222,6 +231,7 @@ fn model_json(path: &Path, loaded: &LoadedModel) -> Map<String, Value> {
             "dense_bytes": bytes.dense,
         })),
         "kv_bytes_per_token": loaded.kv_bytes_per_token(KvFormat::F16),
+        "signature_bytes_per_token": facts.moe.as_ref().map(signature_bytes),
         "chat_template": loaded.chat_template().is_some(),
         "fingerprint": facts.fingerprint,
     });

@@ -275,7 +275,7 @@ impl Answer {
     }
 
     fn summary(&self) -> String {
-        let Usage { prompt_tokens, completion_tokens } = self.usage;
+        let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
         let first = self.first.map(|first| format!(", first after {:.1} ms", milliseconds(first)));
         let rest = self.tpot().map(|tpot| format!(", then {:.2} ms a token", milliseconds(tpot)));
         format!(

@@ -2,7 +2,12 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::EngineError, refit::RefitConfig, route::PolicyKind, schedule::DispatchLimits};
+use crate::{
+    engine::{EngineError, PrefixBudget},
+    refit::RefitConfig,
+    route::PolicyKind,
+    schedule::DispatchLimits,
+};
 
 /// Some workers on one device: `2@cuda:0`, `8@cpu`, or `8` for the best device there is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +160,10 @@ pub struct EngineConfig {
     pub cpu_moe: bool,
     /// Keep the experts of the first so many layers in host memory.
     pub n_cpu_moe: u32,
+    /// What prefill workers keep of finished prompts, each, for prompts that begin alike.
+    pub prefix_cache: PrefixBudget,
+    /// MiB of host memory for prefixes that had to make room in the prefill workers' slots; 0 is none.
+    pub cache_ram_mib: u64,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -194,6 +203,8 @@ impl Default for EngineConfig {
             n_gpu_layers: None,
             cpu_moe: false,
             n_cpu_moe: 0,
+            prefix_cache: PrefixBudget::Slots,
+            cache_ram_mib: 0,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::LeastLoaded,

@@ -10,13 +10,16 @@ use parking_lot::Mutex;
 use crate::{
     calibrate::Calibration,
     engine::{
-        EngineError, EngineStats, Permits, Shared, TokenStream, Tokenizer,
+        EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
         refit::Refit,
         worker::{Scheduler, Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
-    schedule::{DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, RunnerInfo, Source, WorkerEvent},
+    schedule::{
+        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, RunnerInfo,
+        Source, WorkerEvent,
+    },
     types::{Request, Token, WorkerId},
 };
 
@@ -41,6 +44,8 @@ pub struct EngineParts {
     pub chunk: u32,
     /// Experts a layer; 0 for a dense model.
     pub n_expert: u32,
+    /// What prefill workers keep of finished prompts.
+    pub prefix: PrefixConfig,
 }
 
 /// A runner and the cores it shares.
@@ -110,15 +115,19 @@ impl Engine {
         let terms = Terms::of(&parts)?;
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, parts.policy, parts.calibration, parts.limits);
+        let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
         let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit));
         let eog = parts.tokenizer.end_tokens().to_vec();
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
         for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
-            let scheduler =
-                PrefillWorker::new(worker.runner.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+            let info = worker.runner.info();
+            let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
             starter.spawn(Source::Prefill(WorkerId(index as u32)), worker, Scheduler::Prefill(scheduler), inbox)?;
         }
         for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {

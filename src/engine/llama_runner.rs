@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use super::{PromptRows, TapRunner};
 use crate::{
+    kv::ChunkCounts,
     llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
-    signature::ExpertCounts,
+    schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
     types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
@@ -26,7 +26,8 @@ pub enum TapUse {
 /// An exact runner never computes one row alone. ggml multiplies a single row by other kernels than several (tinyBLAS
 /// starts at two rows, `llamafile/sgemm.cpp`), which sum in another order; the gate's scores then differ in the last
 /// bits, and sooner or later a sequence that decodes alone draws another token than it would in company. So a lone row
-/// gets company: a copy at position 0 of an empty neighbouring sequence, emptied again at once.
+/// gets company: a copy in a neighbouring sequence, at position 0 of an empty one if there is one, else after the last
+/// token of one that is kept, dropped again at once.
 pub struct LlamaRunner {
     context: Context,
     info: RunnerInfo,
@@ -38,6 +39,13 @@ pub struct LlamaRunner {
     n_steps: u32,
     tap_failed: bool,
     exact: bool,
+}
+
+/// Where a lone row's company is computed.
+#[derive(Debug, Clone, Copy)]
+struct Company {
+    seq: u32,
+    pos: u32,
 }
 
 impl LlamaRunner {
@@ -63,6 +71,7 @@ impl LlamaRunner {
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
+            reuse: if context.cuts_sequences() { Reuse::Prefix } else { Reuse::Whole },
             fingerprint: StateFingerprint(context.fingerprint()),
         };
         let n_sequences = params.n_slots as usize;
@@ -93,34 +102,38 @@ impl LlamaRunner {
         }
     }
 
-    /// The empty sequence beside a lone row's that keeps it company; none where company is not needed.
-    fn companion(&self, n_rows: usize, slot: Slot) -> Option<u32> {
+    /// The place beside a lone row's sequence that keeps it company; none where company is not needed.
+    fn companion(&self, n_rows: usize, slot: Slot) -> Option<Company> {
         if !self.exact || n_rows != 1 {
             return None;
         }
-        let beside = [Some(slot.0 + 1), slot.0.checked_sub(1)].into_iter().flatten();
-        beside.into_iter().find(|&seq| self.n_tokens.get(seq as usize) == Some(&0))
+        let beside = || {
+            let seqs = [Some(slot.0 + 1), slot.0.checked_sub(1)].into_iter().flatten();
+            seqs.filter_map(|seq| Some(Company { seq, pos: *self.n_tokens.get(seq as usize)? }))
+        };
+        let has_room = |place: &Company| self.context.cuts_anywhere() && place.pos < self.info.n_ctx_slot;
+        beside().find(|place| place.pos == 0).or_else(|| beside().find(has_room))
     }
 
     /// Puts the rows into the batch, with a lone one's company; the row of the first.
     fn fill_batch(
         &mut self,
         rows: impl ExactSizeIterator<Item = (Token, u32, Slot, bool)>,
-        companion: Option<u32>,
+        companion: Option<Company>,
     ) -> Result<usize, RunError> {
         self.batch.clear();
         let mut first = 0;
         for (token, pos, slot, wanted) in rows {
-            let below = companion.filter(|&seq| seq < slot.0);
-            let above = companion.filter(|&seq| seq > slot.0);
+            let below = companion.filter(|place| place.seq < slot.0);
+            let above = companion.filter(|place| place.seq > slot.0);
             // As wanted as the row itself, so that the last layer too computes both.
-            if let Some(seq) = below {
-                self.batch.push(token, 0, seq, wanted).map_err(refused)?;
+            if let Some(Company { seq, pos }) = below {
+                self.batch.push(token, pos, seq, wanted).map_err(refused)?;
                 first = 1;
             }
             self.batch.push(token, pos, slot.0, wanted).map_err(refused)?;
-            if let Some(seq) = above {
-                self.batch.push(token, 0, seq, wanted).map_err(refused)?;
+            if let Some(Company { seq, pos }) = above {
+                self.batch.push(token, pos, seq, wanted).map_err(refused)?;
             }
         }
         Ok(first)
@@ -133,7 +146,7 @@ impl LlamaRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-    ) -> Result<(usize, Option<u32>), RunError> {
+    ) -> Result<(usize, Option<Company>), RunError> {
         assert_eq!(self.n_tokens[slot.index()], pos, "position of the chunk in slot {slot}");
         let companion = self.companion(tokens.len(), slot);
         let rows = tokens.iter().enumerate().map(|(index, &token)| {
@@ -150,16 +163,28 @@ impl LlamaRunner {
         n: usize,
         last: bool,
         first: usize,
-        companion: Option<u32>,
+        companion: Option<Company>,
     ) -> Result<Option<Token>, RunError> {
         self.dismiss(companion)?;
         self.n_tokens[slot.index()] += n as u32;
         if last { self.sample(slot, first + n - 1).map(Some) } else { Ok(None) }
     }
 
-    fn dismiss(&mut self, companion: Option<u32>) -> Result<(), RunError> {
-        let Some(seq) = companion else { return Ok(()) };
-        self.context.clear_seq(seq).map_err(|error| RunError::Fatal(error.to_string()))
+    /// Cuts a slot to its first tokens and verifies that they are all there; otherwise empties it.
+    fn cut(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        let held = &mut self.n_tokens[slot.index()];
+        assert!(n_tokens <= *held, "slot {slot} holds {held} tokens, not {n_tokens}");
+        *held = n_tokens;
+        let cut = self.context.seq_truncate(slot.0, n_tokens).and_then(|()| self.context.verify(slot.0, n_tokens));
+        let Err(error) = cut else { return Ok(()) };
+        *held = 0;
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))?;
+        Err(RunError::Restored(error.to_string()))
+    }
+
+    fn dismiss(&mut self, companion: Option<Company>) -> Result<(), RunError> {
+        let Some(Company { seq, pos }) = companion else { return Ok(()) };
+        self.context.seq_truncate(seq, pos).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
     fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, RunError> {
@@ -175,7 +200,7 @@ impl ModelRunner for LlamaRunner {
 
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
         let index = slot.index();
-        assert!(self.samplers[index].is_none() && self.n_tokens[index] == 0, "slot {slot} is taken");
+        assert!(self.samplers[index].is_none(), "slot {slot} is taken");
         let sampler = Sampler::new(self.context.model(), sampling, generated);
         self.samplers[index] = Some(sampler.map_err(|error| RunError::Restored(error.to_string()))?);
         Ok(())
@@ -187,23 +212,24 @@ impl ModelRunner for LlamaRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         let (first, companion) = self.fill_chunk(slot, tokens, pos, last)?;
         match counts {
             Some(counts) if !self.tap_failed => {
-                let mut chunk = ExpertCounts::new(counts.layers(), counts.n_expert());
-                chunk.add_tokens(tokens.len() as u32);
                 let ran = self.context.decode_tapped(&self.batch, &mut |rows| {
-                    for experts in rows.tokens().skip(first).take(tokens.len()) {
-                        chunk.add(rows.layer, experts);
+                    for (index, experts) in rows.tokens().skip(first).take(tokens.len()).enumerate() {
+                        counts.add(rows.layer, index, experts);
                     }
                 });
-                if self.check_tap(ran)? {
-                    counts.merge(&chunk);
+                if !self.check_tap(ran)? {
+                    counts.fail();
                 }
             }
-            _ => self.context.decode(&self.batch).map_err(|error| run_error(&error))?,
+            counts => {
+                self.context.decode(&self.batch).map_err(|error| run_error(&error))?;
+                counts.into_iter().for_each(ChunkCounts::fail);
+            }
         }
         self.end_chunk(slot, tokens.len(), last, first, companion)
     }
@@ -273,6 +299,19 @@ impl ModelRunner for LlamaRunner {
         self.samplers[slot.index()] = None;
         self.n_tokens[slot.index()] = 0;
         self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
+    }
+
+    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        self.samplers[slot.index()] = None;
+        self.cut(slot, n_tokens)
+    }
+
+    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
+        assert_eq!(self.n_tokens[to.index()], 0, "slot {to} is not empty");
+        // A failed copy leaves the target empty.
+        self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
+        self.n_tokens[to.index()] = self.n_tokens[from.index()];
+        self.cut(to, n_tokens)
     }
 }
 

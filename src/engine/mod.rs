@@ -15,6 +15,8 @@ mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
 mod permits;
+mod prefix_budget;
+mod ram_tier;
 #[cfg(feature = "llama")]
 mod record;
 mod recorder;
@@ -43,13 +45,15 @@ pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+pub use prefix_budget::PrefixBudget;
+pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file};
 pub use shared::EngineStats;
 use shared::Shared;
-pub use stream::{Completion, StreamEvent, TokenStream};
+pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};

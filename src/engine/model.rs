@@ -8,7 +8,7 @@ use crate::{
     },
     llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
     route::{PolicyKind, PolicyParams, RoutePolicy},
-    schedule::{Job, PrefillWorker, WorkerEvent},
+    schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
     signature::ExpertCounts,
     sim::Verdict,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
@@ -38,8 +38,9 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Checks the configuration and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        if let Some(first) = config.problems().into_iter().next() {
-            return Err(EngineError::Config(first));
+        let problems = config.problems();
+        if !problems.is_empty() {
+            return Err(EngineError::Config(problems.join("; ")));
         }
         let backend = Backend::init();
         let best = backend.best_device();
@@ -153,7 +154,7 @@ impl LoadedModel {
                 WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
                     return Err(EngineError::Run(error));
                 }
-                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } => {}
+                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
             }
         }
         Ok(None)
@@ -179,6 +180,25 @@ impl LoadedModel {
     pub fn decode_workers(&self, config: &EngineConfig, tap_every: u32) -> Result<Vec<EngineWorker>, EngineError> {
         let tap = if tap_every > 0 && self.moe_shape().is_some() { TapUse::Decode(tap_every) } else { TapUse::Off };
         self.workers("decode", &config.decode, config, &tap)
+    }
+
+    /// What a prefill worker keeps of finished prompts, as configured; what a model's memory does not allow is said.
+    pub fn prefix(&self, config: &EngineConfig) -> PrefixConfig {
+        let facts = self.facts();
+        let max_tokens = config.prefix_cache.tokens(self.kv_bytes_per_token(config.kv_format));
+        if max_tokens > 0 && (facts.recurrent || facts.hybrid) {
+            log::info!(
+                "the model has recurrent layers, whose memory can not be cut: what a finished prompt leaves behind is used \
+                 only by prompts that go on after its last token"
+            );
+        } else if max_tokens > 0 && facts.n_swa > 0 {
+            log::info!(
+                "the model has a sliding window of {} tokens: what a finished prompt leaves behind is used only while the \
+                 window reaches back from where a new prompt goes on",
+                facts.n_swa
+            );
+        }
+        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, ..PrefixConfig::default() }
     }
 
     /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
@@ -270,6 +290,7 @@ impl LoadedModel {
             limits: config.limits,
             chunk: self.chunk(config),
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
+            prefix: self.prefix(config),
         };
         match refit {
             Some(refit) => Engine::start_refitting(parts, refit),

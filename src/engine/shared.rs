@@ -12,7 +12,7 @@ use crate::{
     engine::{EngineError, refit::Refit, stream::RawEvent},
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
+    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
     types::{FinishReason, Request, RequestId, WorkerId},
 };
 
@@ -56,6 +56,8 @@ pub struct EngineStats {
     pub lost: Vec<bool>,
     /// Counters since the start.
     pub dispatch: DispatchStats,
+    /// What the prefill workers kept and used again.
+    pub cache: CacheStats,
     /// Drift and refits; none where the centroids stay as calibrated.
     pub refit: Option<RefitStats>,
 }
@@ -275,6 +277,7 @@ impl Shared {
             workers: state.dispatcher.workers().to_vec(),
             lost: state.dispatcher.lost().to_vec(),
             dispatch: state.dispatcher.stats(),
+            cache: state.dispatcher.cache_stats(),
             refit: state.refit.as_ref().map(Refit::stats),
         }
     }

@@ -106,6 +106,11 @@ impl TokenStream {
         }
     }
 
+    /// What cancels the request while another thread reads the stream.
+    pub fn canceller(&self) -> Canceller {
+        Canceller { id: self.id, shared: Weak::clone(&self.shared) }
+    }
+
     /// Reads to the end: the text, the tokens, and how it ended. A failure is the error.
     pub fn collect(mut self) -> Result<Completion, String> {
         let mut completion = Completion::default();
@@ -146,6 +151,22 @@ impl TokenStream {
                 self.ended = true;
                 StreamEvent::Failed("the engine stopped before the request ended".to_owned())
             }
+        }
+    }
+}
+
+/// Cancels one request, from any thread.
+#[derive(Clone)]
+pub struct Canceller {
+    id: RequestId,
+    shared: Weak<Shared>,
+}
+
+impl Canceller {
+    /// As [`TokenStream::cancel`]. Does nothing once the request or the engine has ended.
+    pub fn cancel(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.cancel(self.id, FinishReason::Cancelled);
         }
     }
 }

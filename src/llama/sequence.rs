@@ -115,6 +115,26 @@ impl Context {
         Err(LlamaError::StateSet { name: self.params().name.clone(), n_tokens, reason: problem })
     }
 
+    /// Whether the model's memory can drop the end of a sequence at all: recurrent layers keep one state, of its last
+    /// token. A sliding window drops as much as it has not moved past; [`Context::verify`] tells.
+    pub fn cuts_sequences(&self) -> bool {
+        let facts = self.model().facts();
+        !facts.recurrent && !facts.hybrid
+    }
+
+    /// Whether it can drop the end of a sequence wherever it is cut.
+    pub fn cuts_anywhere(&self) -> bool {
+        self.cuts_sequences() && (self.model().facts().n_swa == 0 || self.params().swa_full)
+    }
+
+    /// Checks that a sequence ends with token `n_tokens - 1` and that everything the next one looks at is there.
+    pub fn verify(&self, seq: u32, n_tokens: u32) -> Result<(), LlamaError> {
+        match self.missing(seq, n_tokens)? {
+            None => Ok(()),
+            Some(problem) => Err(LlamaError::Sequence { seq, reason: format!("{problem}, not {n_tokens} tokens") }),
+        }
+    }
+
     /// What is wrong with the positions of a sequence that should hold `n_tokens` tokens.
     fn missing(&self, seq: u32, n_tokens: u32) -> Result<Option<String>, LlamaError> {
         let facts = self.model().facts();
@@ -127,8 +147,8 @@ impl Context {
         };
         let whole = last.map(|p| p + 1) == Some(n_tokens) && first.is_some_and(|p| p <= latest_first);
         Ok((!whole).then(|| match (first, last) {
-            (Some(first), Some(last)) => format!("positions {first} to {last} arrived"),
-            _ => "no position arrived".to_owned(),
+            (Some(first), Some(last)) => format!("positions {first} to {last} are there"),
+            _ => "no position is there".to_owned(),
         }))
     }
 
@@ -239,7 +259,7 @@ mod tests {
         let longer = [state.as_slice(), &[0]].concat();
         assert!(context.state_set(1, &longer, 30).is_err());
         let error = context.state_set(1, &state, 31).expect_err("30 tokens are not 31");
-        assert!(error.to_string().contains("positions 0 to 29 arrived"), "{error}");
+        assert!(error.to_string().contains("positions 0 to 29 are there"), "{error}");
         assert_eq!(context.seq_pos_max(1), Ok(None));
         context.state_set(1, &state, 30).expect("the whole state still fits");
     }

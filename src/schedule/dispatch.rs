@@ -11,8 +11,9 @@ use ndarray::Array2;
 
 use crate::{
     calibrate::Calibration,
+    kv::BlockName,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{Handoff, Job, WorkerEvent},
+    schedule::{CacheStats, Handoff, Job, PrefixConfig, RunnerInfo, WorkerEvent, prefix_map::PrefixMap},
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
 };
@@ -89,6 +90,7 @@ pub struct Dispatcher {
     calibration: Option<Arc<Calibration>>,
     limits: DispatchLimits,
     prefill: Vec<PrefillView>,
+    prefixes: PrefixMap,
     decode: Vec<WorkerView>,
     /// Decode workers that do not come back; the others that are not healthy are drained.
     lost: Vec<bool>,
@@ -110,7 +112,10 @@ struct PrefillView {
 #[derive(Debug)]
 struct Record {
     place: Place,
+    /// To run; once a prefill worker is chosen, without those it holds.
     n_tokens: u64,
+    /// The blocks of its prompt.
+    blocks: Vec<BlockName>,
     deadline: Option<Duration>,
     /// Set when the request must end wherever it is met next.
     cancelled: Option<FinishReason>,
@@ -147,6 +152,7 @@ impl Dispatcher {
             calibration,
             limits,
             prefill: vec![PrefillView { n_inflight: 0, n_tokens: 0, healthy: true }; n_prefill],
+            prefixes: PrefixMap::default(),
             decode: decode.collect(),
             lost: vec![false; n_slots.len()],
             queue: VecDeque::new(),
@@ -155,6 +161,16 @@ impl Dispatcher {
             routed: None,
             stats: DispatchStats::default(),
         }
+    }
+
+    /// Gives a prompt to the prefill worker that is done with it first, given what each holds of it. For workers that
+    /// keep prefixes as `config` says, like the one with `info`.
+    #[must_use]
+    pub fn caching(mut self, config: PrefixConfig, info: &RunnerInfo) -> Self {
+        if config.max_tokens > 0 {
+            self.prefixes = PrefixMap::new(self.prefill.len(), config.block, info.root_name());
+        }
+        self
     }
 
     /// Accepts a request at time `now`; from here on it has exactly one [`Command::End`].
@@ -172,9 +188,10 @@ impl Dispatcher {
         let record = Record {
             place: Place::Queue,
             n_tokens: n_prompt as u64,
+            blocks: self.prefixes.names(&request.prompt),
             deadline: request.deadline.map(|deadline| now + deadline),
             cancelled: None,
-            usage: Usage { prompt_tokens: n_prompt as u32, completion_tokens: 0 },
+            usage: Usage { prompt_tokens: n_prompt as u32, ..Usage::default() },
         };
         let known = self.records.insert(id, record);
         assert!(known.is_none(), "request {id} submitted twice");
@@ -235,6 +252,11 @@ impl Dispatcher {
             WorkerEvent::Returned { job, error } => {
                 self.leave(source, job.id);
                 self.on_returned(job, &error, commands);
+            }
+            WorkerEvent::Cache(change) => {
+                if let Source::Prefill(worker) = source {
+                    self.prefixes.apply(worker, &change);
+                }
             }
             WorkerEvent::Lost { error } => self.on_lost(source, &error, commands),
         }
@@ -297,6 +319,11 @@ impl Dispatcher {
         self.stats
     }
 
+    /// What the prefill workers' caches did.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.prefixes.stats()
+    }
+
     /// The policy in use.
     pub fn policy_name(&self) -> &'static str {
         self.policy.name()
@@ -331,7 +358,10 @@ impl Dispatcher {
             (Some(calibration), Some(counts)) => calibration.signature(counts),
             _ => None,
         };
-        self.record(id).place = Place::Handoff;
+        let cached_tokens = handoff.job.n_cached;
+        let record = self.record(id);
+        record.place = Place::Handoff;
+        record.usage.cached_tokens = cached_tokens;
         self.handoffs.push_back((handoff, signature));
     }
 
@@ -357,7 +387,10 @@ impl Dispatcher {
     fn on_lost(&mut self, source: Source, error: &str, commands: &mut Vec<Command>) {
         self.stats.n_workers_lost += 1;
         match source {
-            Source::Prefill(worker) => self.prefill[worker.index()].healthy = false,
+            Source::Prefill(worker) => {
+                self.prefill[worker.index()].healthy = false;
+                self.prefixes.lose(worker);
+            }
             Source::Decode(worker) => {
                 self.decode[worker.index()].healthy = false;
                 self.lost[worker.index()] = true;
@@ -419,21 +452,28 @@ impl Dispatcher {
             if self.handoffs.len() + n_prefilling >= self.n_ahead() {
                 return;
             }
-            let free = |w: &&PrefillView| w.healthy && w.n_inflight < self.limits.max_prefill;
-            let Some((index, _)) =
-                self.prefill.iter().enumerate().filter(|(_, w)| free(w)).min_by_key(|(i, w)| (w.n_tokens, *i))
-            else {
-                return;
-            };
+            let Some((index, n_tokens)) = self.first_done() else { return };
             let Some(job) = self.queue.pop_front() else { return };
             let worker = WorkerId(index as u32);
             let record = self.record(job.id);
             record.place = Place::Prefill(worker);
-            let n_tokens = record.n_tokens;
+            record.n_tokens = n_tokens;
+            let blocks = record.blocks.clone();
+            self.prefixes.give(index, job.id, blocks);
             self.prefill[index].n_inflight += 1;
             self.prefill[index].n_tokens += n_tokens;
             commands.push(Command::Prefill(worker, job));
         }
+    }
+
+    /// The free prefill worker that would be done with the first waiting request first, and the tokens it would run. So a
+    /// prompt waits for what is held of it no longer than it would take to run.
+    fn first_done(&self) -> Option<(usize, u64)> {
+        let record = &self.records[&self.queue.front()?.id];
+        let free = self.prefill.iter().enumerate().filter(|(_, w)| w.healthy && w.n_inflight < self.limits.max_prefill);
+        let to_run = |worker| record.n_tokens.saturating_sub(self.prefixes.n_cached(worker, &record.blocks));
+        let all = free.map(|(index, worker)| (worker.n_tokens + to_run(index), index));
+        all.min().map(|(_, index)| (index, to_run(index)))
     }
 
     /// Requests that may be in prefill or waiting for a slot: those the free slots can take, and `max_handoffs` more.
@@ -451,6 +491,7 @@ impl Dispatcher {
                 assert_eq!(record.place, Place::Prefill(worker), "request {id} reported by prefill worker {worker}");
                 self.prefill[worker.index()].n_inflight -= 1;
                 self.prefill[worker.index()].n_tokens -= n_tokens;
+                self.prefixes.leave(worker, id);
             }
             Source::Decode(worker) => {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");

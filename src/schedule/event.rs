@@ -1,5 +1,6 @@
 use crate::{
-    schedule::{Handoff, Job},
+    kv::BlockName,
+    schedule::{CacheStats, Handoff, Job},
     types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
@@ -33,9 +34,20 @@ pub enum WorkerEvent {
         /// What went wrong.
         error: String,
     },
+    /// What a prefill worker keeps has changed.
+    Cache(CacheChange),
     /// The worker takes no more work.
     Lost {
         /// What went wrong.
         error: String,
     },
+}
+
+/// Which blocks a prefill worker holds since it last said so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheChange {
+    /// In order: a block's name, and whether it came or went.
+    pub blocks: Vec<(BlockName, bool)>,
+    /// Counters since the worker's start.
+    pub stats: CacheStats,
 }

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use crate::{
+    kv::ChunkCounts,
     rng::mix,
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
-    signature::ExpertCounts,
+    schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
     types::{SamplingParams, Slot, Token},
 };
 
@@ -65,6 +65,8 @@ pub enum Fault {
     ImportRestored(u64),
     /// The n-th export fails.
     ExportRestored(u64),
+    /// The n-th keeping of a slot, or copying of a prefix, fails and leaves the slot empty.
+    ReuseRestored(u64),
 }
 
 /// A [`ModelRunner`] over a [`FakeModel`], with scripted faults, that panics when the scheduler breaks a rule.
@@ -72,17 +74,19 @@ pub enum Fault {
 pub struct FakeRunner {
     model: FakeModel,
     info: RunnerInfo,
-    slots: Vec<Option<Sequence>>,
+    slots: Vec<Sequence>,
     faults: Vec<Fault>,
     n_decode: u64,
     n_prefill: u64,
     n_import: u64,
     n_export: u64,
+    n_reuse: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Sequence {
-    sampling: SamplingParams,
+    /// While it is open.
+    sampling: Option<SamplingParams>,
     tokens: Vec<Token>,
 }
 
@@ -96,19 +100,53 @@ impl FakeRunner {
             n_batch: 512,
             contiguous_slots: true,
             tapped,
+            reuse: Reuse::Prefix,
             fingerprint: StateFingerprint(vec![("model", format!("{model:?}"))]),
         };
-        let slots = (0..n_slots).map(|_| None).collect();
-        Self { model, info, slots, faults, n_decode: 0, n_prefill: 0, n_import: 0, n_export: 0 }
+        let slots = vec![Sequence::default(); n_slots as usize];
+        Self { model, info, slots, faults, n_decode: 0, n_prefill: 0, n_import: 0, n_export: 0, n_reuse: 0 }
     }
 
-    /// Slots that hold a sequence.
+    /// The same runner, for a model whose memory allows this much.
+    #[must_use]
+    pub fn reusing(mut self, reuse: Reuse) -> Self {
+        self.info.reuse = reuse;
+        self
+    }
+
+    /// Slots that hold an open sequence.
     pub fn n_open(&self) -> usize {
-        self.slots.iter().flatten().count()
+        self.slots.iter().filter(|slot| slot.sampling.is_some()).count()
+    }
+
+    /// The tokens in a slot, open or kept.
+    pub fn tokens(&self, slot: Slot) -> &[Token] {
+        &self.slots[slot.index()].tokens
     }
 
     fn sequence(&mut self, slot: Slot) -> &mut Sequence {
-        self.slots[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is empty"))
+        let sequence = &mut self.slots[slot.index()];
+        assert!(sequence.sampling.is_some(), "slot {slot} is not open");
+        sequence
+    }
+
+    fn reuse_fails(&mut self) -> Result<(), RunError> {
+        let call = self.n_reuse;
+        self.n_reuse += 1;
+        if self.has(&Fault::ReuseRestored(call)) {
+            return Err(RunError::Restored(format!("reuse {call} failed as scripted")));
+        }
+        Ok(())
+    }
+
+    /// Whether a beginning of `n_tokens` may be made of `n_held` tokens.
+    fn check_cut(&self, n_tokens: u32, n_held: usize) {
+        let held = n_held as u32;
+        match self.info.reuse {
+            Reuse::Prefix => assert!(n_tokens <= held, "{n_tokens} tokens of {held}"),
+            Reuse::Whole => assert_eq!(n_tokens, held, "this memory can not be cut"),
+            Reuse::Nothing => panic!("this runner keeps nothing"),
+        }
     }
 
     fn has(&self, fault: &Fault) -> bool {
@@ -123,8 +161,8 @@ impl ModelRunner for FakeRunner {
 
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, _generated: &[Token]) -> Result<(), RunError> {
         let place = &mut self.slots[slot.index()];
-        assert!(place.is_none(), "slot {slot} is taken");
-        *place = Some(Sequence { sampling: sampling.clone(), tokens: Vec::new() });
+        assert!(place.sampling.is_none(), "slot {slot} is taken");
+        place.sampling = Some(sampling.clone());
         Ok(())
     }
 
@@ -134,7 +172,7 @@ impl ModelRunner for FakeRunner {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         let call = self.n_prefill;
         self.n_prefill += 1;
@@ -150,14 +188,13 @@ impl ModelRunner for FakeRunner {
         sequence.tokens.extend_from_slice(tokens);
         assert!(sequence.tokens.len() as u32 <= n_ctx_slot, "slot {slot} overflows");
         if let Some(counts) = counts {
-            counts.add_tokens(tokens.len() as u32);
             for layer in 0..model.n_layer {
-                for &token in tokens {
-                    counts.add(layer, &model.picks(token, layer));
+                for (index, &token) in tokens.iter().enumerate() {
+                    counts.add(layer, index, &model.picks(token, layer));
                 }
             }
         }
-        Ok(last.then(|| model.next(&sequence.tokens, &sequence.sampling)))
+        Ok(last.then(|| model.next(&sequence.tokens, sequence.sampling.as_ref().expect("open"))))
     }
 
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
@@ -171,7 +208,7 @@ impl ModelRunner for FakeRunner {
             return Err(RunError::Fatal(format!("decode {call} broke the worker as scripted")));
         }
         // Only a sequence that is being filled up again may sit between two that decode.
-        let taken = |slot: u32| self.slots[slot as usize].is_some();
+        let taken = |slot: u32| self.slots[slot as usize].sampling.is_some();
         let neighbours = batch.windows(2).all(|w| (w[0].slot.0 + 1..w[1].slot.0).all(taken));
         assert!(neighbours || !self.info.contiguous_slots, "a gap in {batch:?}");
         let (model, n_ctx_slot) = (self.model, self.info.n_ctx_slot);
@@ -182,7 +219,7 @@ impl ModelRunner for FakeRunner {
             assert_eq!(sequence.tokens.len() as u32, item.pos, "position of slot {}", item.slot);
             assert!(item.pos < n_ctx_slot, "slot {} overflows", item.slot);
             sequence.tokens.push(item.token);
-            next.push(model.next(&sequence.tokens, &sequence.sampling));
+            next.push(model.next(&sequence.tokens, sequence.sampling.as_ref().expect("open")));
             for layer in 0..model.n_layer {
                 if model.n_expert > 0 {
                     picks.set(index, layer as usize, &model.picks(item.token, layer));
@@ -198,7 +235,7 @@ impl ModelRunner for FakeRunner {
         if self.has(&Fault::ExportRestored(call)) {
             return Err(RunError::Restored(format!("export {call} failed as scripted")));
         }
-        let tokens = &self.sequence(slot).tokens;
+        let tokens = &self.slots[slot.index()].tokens;
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         Ok(SeqState { n_tokens: tokens.len() as u32, bytes: Arc::from(bytes) })
     }
@@ -209,7 +246,7 @@ impl ModelRunner for FakeRunner {
         if self.has(&Fault::ImportRestored(call)) {
             return Err(RunError::Restored(format!("import {call} failed as scripted")));
         }
-        let sequence = self.sequence(slot);
+        let sequence = &mut self.slots[slot.index()];
         assert!(sequence.tokens.is_empty(), "slot {slot} is not empty");
         let (chunks, rest) = state.bytes.as_chunks::<4>();
         assert!(rest.is_empty() && chunks.len() == state.n_tokens as usize, "a torn state");
@@ -218,15 +255,36 @@ impl ModelRunner for FakeRunner {
     }
 
     fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
-        assert!(self.slots[to.index()].is_none(), "slot {to} is taken");
-        let sequence = self.slots[from.index()].take();
-        assert!(sequence.is_some(), "slot {from} is empty");
+        let target = &self.slots[to.index()];
+        assert!(target.sampling.is_none() && target.tokens.is_empty(), "slot {to} is taken");
+        let sequence = std::mem::take(&mut self.slots[from.index()]);
+        assert!(sequence.sampling.is_some(), "slot {from} is empty");
         self.slots[to.index()] = sequence;
         Ok(())
     }
 
     fn close(&mut self, slot: Slot) -> Result<(), RunError> {
-        self.slots[slot.index()] = None;
+        self.slots[slot.index()] = Sequence::default();
+        Ok(())
+    }
+
+    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        self.check_cut(n_tokens, self.tokens(slot).len());
+        self.slots[slot.index()].sampling = None;
+        if let Err(error) = self.reuse_fails() {
+            self.slots[slot.index()].tokens.clear();
+            return Err(error);
+        }
+        self.slots[slot.index()].tokens.truncate(n_tokens as usize);
+        Ok(())
+    }
+
+    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
+        self.check_cut(n_tokens, self.tokens(from).len());
+        let target = &self.slots[to.index()];
+        assert!(target.sampling.is_none() && target.tokens.is_empty(), "slot {to} is not empty");
+        self.reuse_fails()?;
+        self.slots[to.index()].tokens = self.tokens(from)[..n_tokens as usize].to_vec();
         Ok(())
     }
 }

@@ -16,6 +16,8 @@ pub struct Job {
     pub request: Arc<Request>,
     /// The tokens drawn so far. They survive the loss of a worker, so that the client's stream goes on unbroken.
     pub generated: Vec<Token>,
+    /// Tokens of the prompt that were not computed, because a worker still held them.
+    pub n_cached: u32,
     /// Times the request had to be prefilled again.
     pub n_retries: u32,
 }
@@ -23,7 +25,7 @@ pub struct Job {
 impl Job {
     /// A request that has not run yet.
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
-        Self { id, request, generated: Vec::new(), n_retries: 0 }
+        Self { id, request, generated: Vec::new(), n_cached: 0, n_retries: 0 }
     }
 
     /// Prompt and generated tokens together.
@@ -45,7 +47,11 @@ impl Job {
 
     /// What the request has used.
     pub fn usage(&self) -> Usage {
-        Usage { prompt_tokens: self.request.prompt.len() as u32, completion_tokens: self.generated.len() as u32 }
+        Usage {
+            prompt_tokens: self.request.prompt.len() as u32,
+            completion_tokens: self.generated.len() as u32,
+            cached_tokens: self.n_cached,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 
 use crate::{
-    schedule::{Handoff, Job, ModelRunner, RunError, RunnerInfo, WorkerEvent},
-    signature::ExpertCounts,
+    kv::ChunkCounts,
+    schedule::{Handoff, Job, ModelRunner, PrefixCache, PrefixConfig, PrefixStore, RunError, RunnerInfo, WorkerEvent},
     types::{FinishReason, RequestId, Slot, Token, TokenLogprobs},
 };
 
@@ -14,13 +14,13 @@ const MAX_PASSED_OVER: u32 = 8;
 ///
 /// A chunk ends at an absolute multiple of the chunk length, whatever the load, so that a prompt is always cut at the
 /// same places. Up to `n_parallel` prompts are open at once and the one with the fewest tokens left runs next, so a
-/// long prompt delays a short one by a chunk; a prompt passed over eight times runs next.
+/// long prompt delays a short one by a chunk; a prompt passed over eight times runs next. What a prompt begins with is
+/// not computed if a slot still holds it.
 #[derive(Debug)]
 pub struct PrefillWorker {
     chunk: u32,
     eog: Vec<Token>,
-    n_expert: u32,
-    tapped: Vec<u32>,
+    cache: PrefixCache,
     open: Vec<Option<Open>>,
     waiting: VecDeque<Job>,
     cancelled: Vec<(RequestId, FinishReason)>,
@@ -30,13 +30,16 @@ pub struct PrefillWorker {
 #[derive(Debug)]
 struct Open {
     job: Job,
+    /// Its place in the worker, once it has begun.
+    slot: Option<Slot>,
     n_done: u32,
     n_passed_over: u32,
-    counts: Option<ExpertCounts>,
 }
 
 /// The chunk a step runs.
 struct Plan {
+    /// Which of the open prompts.
+    index: usize,
     slot: Slot,
     tokens: Vec<Token>,
     pos: u32,
@@ -63,13 +66,32 @@ impl PrefillWorker {
         Self {
             chunk,
             eog: eog.to_vec(),
-            n_expert,
-            tapped: info.tapped.clone(),
+            cache: PrefixCache::new(PrefixConfig::default(), info, n_expert),
             open: (0..n_parallel).map(|_| None).collect(),
             waiting: VecDeque::new(),
             cancelled: Vec::new(),
             lost: false,
         }
+    }
+
+    /// Keeps what finished prompts leave behind, for others that begin alike. Before the first request only.
+    #[must_use]
+    pub fn caching(mut self, config: PrefixConfig, info: &RunnerInfo, n_expert: u32) -> Self {
+        assert!(self.is_idle(), "the cache is set before the first request");
+        self.cache = PrefixCache::new(config, info, n_expert);
+        self
+    }
+
+    /// Lets prefixes that must make room go to `store`, and come back from there.
+    #[must_use]
+    pub fn spilling(mut self, store: Option<Box<dyn PrefixStore>>) -> Self {
+        self.cache.spill_to(store);
+        self
+    }
+
+    /// What is in the worker's slots.
+    pub fn cache(&self) -> &PrefixCache {
+        &self.cache
     }
 
     /// Takes a request in.
@@ -94,10 +116,15 @@ impl PrefillWorker {
             return;
         }
         self.sweep_cancelled(runner, events);
-        let Some(plan) = self.plan(runner, events) else { return };
-        let open = self.open[plan.slot.index()].as_mut().expect("planned");
-        let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.draws, open.counts.as_mut());
-        self.apply(&plan, run, runner, events);
+        if let Some(plan) = self.plan(runner, events) {
+            let mut counts = self.cache.chunk_counts(plan.slot, plan.pos, plan.pos + plan.tokens.len() as u32);
+            let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.draws, counts.as_mut());
+            self.apply(&plan, run, counts.as_ref(), runner, events);
+        }
+        events.extend(self.cache.take_change().map(WorkerEvent::Cache));
+        if cfg!(debug_assertions) && self.is_idle() && !self.lost {
+            self.cache.check_integrity();
+        }
     }
 
     /// Gives back every request, for prefilling elsewhere, and reports the worker lost: its runner panicked, say.
@@ -116,16 +143,7 @@ impl PrefillWorker {
                 continue;
             }
             let Some(job) = self.waiting.pop_front() else { break };
-            let counts = (!self.tapped.is_empty()).then(|| ExpertCounts::new(&self.tapped, self.n_expert));
-            // The job takes its place first: whatever fails below, it is among those the worker gives back.
-            let open = self.open[index].insert(Open { job, n_done: 0, n_passed_over: 0, counts });
-            let request = &open.job.request;
-            if let Err(error) = runner.open(Slot(index as u32), &request.sampling, &open.job.generated) {
-                self.give_back(index, &error, events);
-                if self.lost {
-                    return None;
-                }
-            }
+            self.open[index] = Some(Open { job, slot: None, n_done: 0, n_passed_over: 0 });
         }
         let candidates = || self.open.iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?)));
         let overdue = candidates().find(|(_, open)| open.n_passed_over >= MAX_PASSED_OVER).map(|(i, _)| i);
@@ -136,11 +154,13 @@ impl PrefillWorker {
                 open.n_passed_over = if index == chosen { 0 } else { open.n_passed_over + 1 };
             }
         }
+        let slot = self.begin(chosen, runner, events)?;
         let open = self.open[chosen].as_ref()?;
         let n_prefill = open.n_prefill();
         let end = ((open.n_done / self.chunk + 1) * self.chunk).min(n_prefill);
         Some(Plan {
-            slot: Slot(chosen as u32),
+            index: chosen,
+            slot,
             tokens: open.job.tokens(open.n_done, end),
             pos: open.n_done,
             last: end == n_prefill,
@@ -148,25 +168,53 @@ impl PrefillWorker {
         })
     }
 
+    /// The chosen prompt's slot; it gets one, and what is known of it, when it first runs. None if that failed.
+    fn begin(&mut self, index: usize, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<Slot> {
+        let open = self.open[index].as_mut().expect("chosen");
+        if open.slot.is_some() {
+            return open.slot;
+        }
+        let tokens = open.job.tokens(0, open.n_prefill());
+        let place = match self.cache.begin(&tokens, runner) {
+            Ok(place) => place,
+            Err(error) => {
+                self.give_back(index, &error, events);
+                return None;
+            }
+        };
+        open.slot = Some(place.slot);
+        open.n_done = place.n_tokens;
+        open.job.n_cached = place.n_tokens.min(open.job.request.prompt.len() as u32);
+        let opened = runner.open(place.slot, &open.job.request.sampling, &open.job.generated);
+        if let Err(error) = opened {
+            self.give_back(index, &error, events);
+            self.discard(place.slot, runner, events);
+            return None;
+        }
+        Some(place.slot)
+    }
+
     fn apply(
         &mut self,
         plan: &Plan,
         run: Result<Option<Token>, RunError>,
+        counts: Option<&ChunkCounts>,
         runner: &mut dyn ModelRunner,
         events: &mut Vec<WorkerEvent>,
     ) {
-        let index = plan.slot.index();
+        let index = plan.index;
         match run {
             Ok(token) => {
                 assert_eq!(token.is_some(), plan.draws, "a token is drawn when it is asked for");
+                self.cache.ran(plan.slot, plan.pos, &plan.tokens, counts);
                 self.open[index].as_mut().expect("planned").n_done += plan.tokens.len() as u32;
                 if plan.last {
-                    self.hand_on(index, token, runner, events);
+                    self.hand_on(index, plan.slot, token, runner, events);
                 }
             }
             Err(error) => {
                 self.give_back(index, &error, events);
-                self.close(plan.slot, runner, events);
+                self.discard(plan.slot, runner, events);
             }
         }
     }
@@ -175,11 +223,11 @@ impl PrefillWorker {
     fn hand_on(
         &mut self,
         index: usize,
+        slot: Slot,
         token: Option<Token>,
         runner: &mut dyn ModelRunner,
         events: &mut Vec<WorkerEvent>,
     ) {
-        let slot = Slot(index as u32);
         let Open { job, n_done, .. } = self.open[index].as_mut().expect("planned");
         let n_tokens = *n_done;
         let logprobs = logprobs(job, slot, runner);
@@ -191,9 +239,10 @@ impl PrefillWorker {
             match runner.export(slot) {
                 Ok(state) => {
                     assert_eq!(state.n_tokens, n_tokens, "exported length");
-                    let Open { job, counts, .. } = self.open[index].take().expect("planned");
-                    // Counts that miss tokens, because the tap failed, would give a wrong signature.
-                    let counts = counts.filter(|counts| counts.n_tokens() == n_tokens);
+                    let Open { job, .. } = self.open[index].take().expect("planned");
+                    // None where the tap failed: counts that miss tokens would give a wrong signature.
+                    let counts = self.cache.counts(slot);
+                    assert!(counts.as_ref().is_none_or(|counts| counts.n_tokens() == n_tokens), "counted tokens");
                     events.push(WorkerEvent::Prefilled(Handoff { job, state, counts }));
                 }
                 Err(error) => self.give_back(index, &error, events),
@@ -207,8 +256,11 @@ impl PrefillWorker {
             let job = if let Some(at) = self.waiting.iter().position(|job| job.id == id) {
                 self.waiting.remove(at)
             } else if let Some(at) = self.open.iter().position(|open| open.as_ref().is_some_and(|o| o.job.id == id)) {
-                self.close(Slot(at as u32), runner, events);
-                self.open[at].take().map(|open| open.job)
+                let open = self.open[at].take();
+                if let Some(slot) = open.as_ref().and_then(|open| open.slot) {
+                    self.close(slot, runner, events);
+                }
+                open.map(|open| open.job)
             } else {
                 None
             };
@@ -227,11 +279,20 @@ impl PrefillWorker {
         events.push(WorkerEvent::Returned { job, error: error.to_string() });
     }
 
+    /// A slot's prompt is over.
     fn close(&mut self, slot: Slot, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
-        if self.lost {
-            return;
+        if !self.lost
+            && let Err(error) = self.cache.end(slot, runner)
+        {
+            self.lose(&error.to_string(), events);
         }
-        if let Err(error) = runner.close(slot) {
+    }
+
+    /// A slot's prompt failed.
+    fn discard(&mut self, slot: Slot, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+        if !self.lost
+            && let Err(error) = self.cache.discard(slot, runner)
+        {
             self.lose(&error.to_string(), events);
         }
     }

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use crate::{
+    kv::{BlockName, ChunkCounts},
     schedule::StepPicks,
-    signature::ExpertCounts,
     types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
@@ -14,18 +14,19 @@ pub trait ModelRunner: Send {
     /// What the scheduler must know about the worker.
     fn info(&self) -> &RunnerInfo;
 
-    /// Starts a sequence in an empty slot: how its tokens are drawn, and the tokens generated before it came here.
+    /// Starts a sequence in a slot that is empty, or goes on with what a closed one left there: how its tokens are
+    /// drawn, and the tokens generated before it came here.
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError>;
 
     /// Runs the next chunk of a prompt. Expert picks of its tokens are added to `counts` if the runner taps.
-    /// With `last`, draws the sequence's next token. A call that fails has counted nothing.
+    /// With `last`, draws the sequence's next token. What a call that fails has counted means nothing.
     fn prefill(
         &mut self,
         slot: Slot,
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError>;
 
     /// Runs one token of each sequence in `batch` (slots ascending) and draws the next token of each into `next`, in
@@ -50,6 +51,40 @@ pub trait ModelRunner: Send {
 
     /// Empties a slot. An empty slot stays empty.
     fn close(&mut self, slot: Slot) -> Result<(), RunError>;
+
+    /// Ends a slot's sequence and keeps the keys and values of its first `n_tokens` tokens there. Errors: the slot is
+    /// empty then. Only called where [`RunnerInfo::reuse`] allows it.
+    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        let _ = n_tokens;
+        self.close(slot)?;
+        Err(RunError::Restored("this runner keeps no keys and values".to_owned()))
+    }
+
+    /// Copies the first `n_tokens` tokens of a sequence into an empty slot and verifies that they arrived. Errors: that
+    /// slot is empty then. Only called where [`RunnerInfo::reuse`] allows it.
+    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
+        let _ = (from, to, n_tokens);
+        Err(RunError::Restored("this runner copies no prefixes".to_owned()))
+    }
+}
+
+impl RunnerInfo {
+    /// The name before the first block: it stands for all that keys and values depend on besides the tokens.
+    pub fn root_name(&self) -> BlockName {
+        BlockName::root(self.fingerprint.0.iter().flat_map(|(name, value)| [*name, value.as_str()]))
+    }
+}
+
+/// What a worker can do with the keys and values a finished prompt leaves behind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reuse {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Go on at their end: the model's memory can not be cut.
+    Whole,
+    /// Use any beginning of them.
+    Prefix,
 }
 
 /// A worker's limits and what its sequences can be exchanged with.
@@ -65,6 +100,8 @@ pub struct RunnerInfo {
     pub contiguous_slots: bool,
     /// MoE layers whose picks the runner counts in prefill.
     pub tapped: Vec<u32>,
+    /// What it can do with what finished prompts leave behind.
+    pub reuse: Reuse,
     /// What must be equal for two workers to exchange sequences.
     pub fingerprint: StateFingerprint,
 }

@@ -1,6 +1,6 @@
 use crate::{
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
-    signature::ExpertCounts,
+    kv::ChunkCounts,
+    schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
     sim::ReplaySet,
     types::{SamplingParams, Slot, Token},
 };
@@ -26,6 +26,7 @@ impl<'a> ReplayRunner<'a> {
             n_batch: 1,
             contiguous_slots: false,
             tapped: Vec::new(),
+            reuse: Reuse::Nothing,
             fingerprint: StateFingerprint::default(),
         };
         Self { set, info, slots: vec![0; n_slots as usize], seen: vec![0; set.n_words()] }
@@ -52,7 +53,7 @@ impl ModelRunner for ReplayRunner<'_> {
         _: &[Token],
         _: u32,
         _: bool,
-        _: Option<&mut ExpertCounts>,
+        _: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         Err(RunError::Fatal("a replay has no prompts to run".into()))
     }

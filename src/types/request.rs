@@ -109,4 +109,7 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub completion_tokens: u32,
+    /// Tokens of the prompt that were not computed, because a worker still held their keys and values.
+    #[serde(default)]
+    pub cached_tokens: u32,
 }

@@ -1,0 +1,739 @@
+// eldr: routes each request to the llama.cpp worker whose batch already uses the same experts.
+//
+// Made from src/capi by cbindgen: change it there.
+//
+// Two ways to use it. The whole engine, for a library built with llama.cpp: eldr_engine_open(), eldr_engine_submit(),
+// eldr_request_next(). Or only the router, for a program with its own llama.cpp, of any version, which eldr then neither
+// links nor calls: eldr_tap_*() or eldr_counts_add() for what a prompt picks, eldr_signature_open(), eldr_router_route().
+//
+// What every function keeps
+// - It returns an eldr_status, save the few that can not fail. From 100 on the call did nothing and eldr_last_error()
+//   says, to the thread that called, what was wrong, where, and what to do.
+// - A handle (a pointer to one of the opaque types) may be used by any thread, by several at once. One that was freed,
+//   or is of another kind, is ELDR_STATUS_HANDLE; NULL is ELDR_STATUS_NULL, and for the _free functions nothing at all.
+//   Handles may be freed in any order.
+// - It unwinds nothing into C, and keeps no pointer it is given unless its comment says so.
+// - Text it gives out is eldr's: it is UTF-8, and stays as long as the comment says.
+// - A struct begins with its `size`. The _default_params functions set it; in structs to be filled the caller does. A
+//   program that was compiled with an older header works with a newer library: what it does not know stays at its default.
+//
+// What every function asks
+// - A pointer is NULL or points to what its type and comment say, for the length of the call. Strings end in NUL and are
+//   UTF-8. Arrays are as long as said.
+// - A callback does not throw, and stays as long as it can be called.
+// - A process that forks uses eldr in the child only if the parent did not.
+
+
+#ifndef ELDR_H
+#define ELDR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ggml_tensor;
+
+
+// Version of the C ABI this header describes. It grows when something is added and nothing is ever taken away; a
+// program runs with a library whose eldr_abi_version() is at least the one it was compiled with.
+#define ELDR_ABI_VERSION 1
+
+// What a call came to. The numbers stay what they are; new ones may be added.
+//
+// 0 is success. Below 100 are answers that are no mistake. From 100 on the call did nothing, and eldr_last_error()
+// says what was wrong, where, and what to do.
+enum eldr_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Done.
+  ELDR_STATUS_OK = 0,
+  // Nothing has happened yet, or not in the time given.
+  ELDR_STATUS_WAIT = 1,
+  // The request has ended and everything was read.
+  ELDR_STATUS_END = 2,
+  // The counts weigh nothing, so they have no direction: route by load.
+  ELDR_STATUS_NO_SIGNATURE = 3,
+  // Every running worker is full: keep the request and route it again when one has room.
+  ELDR_STATUS_FULL = 4,
+  // Every worker is lost or drained.
+  ELDR_STATUS_NO_WORKER = 5,
+  // A pointer that must not be NULL is.
+  ELDR_STATUS_NULL = 100,
+  // The handle was freed, was never made, or is of another kind.
+  ELDR_STATUS_HANDLE = 101,
+  // A struct's `size` is not that of this library: it was not initialised, or header and library differ.
+  ELDR_STATUS_STRUCT_SIZE = 102,
+  // A value is out of its range.
+  ELDR_STATUS_ARGUMENT = 103,
+  // A string is not UTF-8.
+  ELDR_STATUS_UTF8 = 104,
+  // The buffer is too small; how much is needed was written.
+  ELDR_STATUS_BUFFER = 105,
+  // This build of the library can not do it.
+  ELDR_STATUS_UNSUPPORTED = 106,
+  // The call may not be made from the log callback.
+  ELDR_STATUS_REENTRANT = 107,
+  // eldr has a fault: it panicked, and the panic was caught.
+  ELDR_STATUS_PANIC = 108,
+  // A file could not be read.
+  ELDR_STATUS_FILE = 109,
+  // The calibration is not one, or does not fit the model or the workers.
+  ELDR_STATUS_CALIBRATION = 110,
+  // The settings do not fit together.
+  ELDR_STATUS_CONFIG = 111,
+  // The request can not be run as it stands.
+  ELDR_STATUS_REQUEST = 112,
+  // As many requests as allowed are waiting.
+  ELDR_STATUS_QUEUE_FULL = 113,
+  // The engine takes no more requests.
+  ELDR_STATUS_DRAINING = 114,
+  // llama.cpp refused.
+  ELDR_STATUS_LLAMA = 115,
+  // The tensor layout given is not that of the ggml that runs.
+  ELDR_STATUS_LAYOUT = 116,
+  // The tap did not see what it must see; its picks can not be used.
+  ELDR_STATUS_TAP = 117,
+  // Counts, signature or cache belong to another calibration.
+  ELDR_STATUS_MISMATCH = 118,
+  // A worker failed.
+  ELDR_STATUS_RUN = 119,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum eldr_status eldr_status;
+#else
+typedef int32_t eldr_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What an eldr_event tells.
+enum eldr_event_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // A token was drawn: `token`, and in `text` the characters it completes.
+  ELDR_EVENT_KIND_TOKEN = 0,
+  // The decode worker was chosen: `decision`.
+  ELDR_EVENT_KIND_ROUTED = 1,
+  // The request ended: `finish`, what it used, and in `text` what was left of a character. Nothing follows.
+  ELDR_EVENT_KIND_END = 2,
+  // The request could not be run: `text` says why. Nothing follows.
+  ELDR_EVENT_KIND_FAILED = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum eldr_event_kind eldr_event_kind;
+#else
+typedef int32_t eldr_event_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Why a request ended.
+enum eldr_finish
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // It has not.
+  ELDR_FINISH_NONE = 0,
+  // The model ended its text.
+  ELDR_FINISH_STOP = 1,
+  // max_tokens or the slot's length was reached.
+  ELDR_FINISH_LENGTH = 2,
+  // It was cancelled.
+  ELDR_FINISH_CANCELLED = 3,
+  // Its deadline passed.
+  ELDR_FINISH_DEADLINE = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum eldr_finish eldr_finish;
+#else
+typedef int32_t eldr_finish;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Picks of what the host's KV cache holds.
+typedef struct eldr_cache eldr_cache;
+
+// A calibration: what turns counts into signatures, and one centroid a decode worker.
+typedef struct eldr_calibration eldr_calibration;
+
+// How often a prompt's tokens picked each expert.
+typedef struct eldr_counts eldr_counts;
+
+// A model served by several workers.
+typedef struct eldr_engine eldr_engine;
+
+// A request that was submitted.
+typedef struct eldr_request eldr_request;
+
+// A routing policy and the loads of the workers it chooses between.
+typedef struct eldr_router eldr_router;
+
+// The direction of a prompt's picks.
+typedef struct eldr_signature eldr_signature;
+
+// Reads picks from the host's own llama.cpp while it computes.
+typedef struct eldr_tap eldr_tap;
+
+// Gets one line: its level (1 error, 2 warning, 3 information, 4 detail, 5 trace) and its text, which lives for the
+// call. Called on any thread of eldr or of the host, on several at once; must call nothing of eldr.
+typedef void (*eldr_log_callback)(int32_t level, const char *text, void *user);
+
+// What an eldr_calibration was made for. Set `size` to sizeof(eldr_calibration_facts) before it is filled.
+typedef struct eldr_calibration_facts {
+  // sizeof(eldr_calibration_facts).
+  size_t size;
+  // Decode workers: centroid i belongs to worker i.
+  uint32_t n_workers;
+  // Layers of the model, dense ones too.
+  uint32_t n_layer;
+  // Layers whose picks a signature is made of.
+  uint32_t n_layer_used;
+  // Experts a layer.
+  uint32_t n_expert;
+  // Experts a token picks in a layer.
+  uint32_t n_expert_used;
+  // Width of the locality band it was made with.
+  float tau;
+  // How well picks in prefill tell picks in decode: a rank correlation, 1 is perfectly.
+  double rho;
+  // What the model it was made for is told by. Lives for ever.
+  const char *fingerprint;
+} eldr_calibration_facts;
+
+// Where the fields of struct ggml_tensor are, in bytes, as the host's compiler laid it out: ELDR_TENSOR_LAYOUT_INIT
+// fills it where ggml.h is included before eldr.h.
+typedef struct eldr_tensor_layout {
+  // sizeof(struct ggml_tensor).
+  size_t n_bytes;
+  // Of `type`, 4 bytes.
+  size_t offset_type;
+  // Of `ne`, four int64_t.
+  size_t offset_ne;
+  // Of `nb`, four size_t.
+  size_t offset_nb;
+  // Of `name`.
+  size_t offset_name;
+  // GGML_MAX_NAME.
+  size_t n_name;
+  // GGML_TYPE_I32.
+  int32_t type_i32;
+} eldr_tensor_layout;
+
+// ggml_get_name.
+typedef const char *(*eldr_get_name)(const struct ggml_tensor *tensor);
+
+// ggml_nbytes.
+typedef size_t (*eldr_get_bytes)(const struct ggml_tensor *tensor);
+
+// ggml_backend_tensor_get.
+typedef void (*eldr_tensor_get)(const struct ggml_tensor *tensor, void *data, size_t offset, size_t size);
+
+// How a tap is made. Fill it with eldr_tap_default_params() first.
+typedef struct eldr_tap_params {
+  // sizeof(eldr_tap_params).
+  size_t size;
+  // Whose layers are read. Its handle may be freed afterwards.
+  const struct eldr_calibration *calibration;
+  // Where the fields of the host's tensors are.
+  struct eldr_tensor_layout layout;
+  // ggml_get_name of the host's ggml.
+  eldr_get_name get_name;
+  // ggml_nbytes of the host's ggml.
+  eldr_get_bytes get_bytes;
+  // ggml_backend_tensor_get of the host's ggml.
+  eldr_tensor_get tensor_get;
+} eldr_tap_params;
+
+// How a router is made. Fill it with eldr_router_default_params() first.
+typedef struct eldr_router_params {
+  // sizeof(eldr_router_params).
+  size_t size;
+  // The policy's name; NULL is `locality_band`. eldr_policy_names() has them all.
+  const char *policy;
+  // For policies that compare signatures; NULL for those that do not. Its handle may be freed afterwards.
+  const struct eldr_calibration *calibration;
+  // Decode workers, numbered from 0; 0 is as many as the calibration has centroids.
+  uint32_t n_workers;
+  // Requests each of them can hold, until eldr_router_set_worker() says otherwise.
+  uint32_t n_slots;
+  // Width of the locality band, a cosine distance; NaN is the calibration's.
+  float tau;
+  // Fewest workers of the locality band.
+  uint32_t min_band;
+  // Seed of the policies that draw.
+  uint64_t seed;
+  // The workload's domains separated by commas, for the `domain` policy; may be NULL.
+  const char *domains;
+} eldr_router_params;
+
+// Where a request goes, and why. Set `size` to sizeof(eldr_decision) before it is filled.
+typedef struct eldr_decision {
+  // sizeof(eldr_decision).
+  size_t size;
+  // The chosen worker.
+  uint32_t worker;
+  // Eligible workers the policy chose between at the end: the band's size.
+  uint32_t band;
+  // Requests the chosen worker held before this one.
+  uint32_t n_inflight;
+  // Cosine of the signature and the chosen worker's centroid; NaN where the policy does not compare them.
+  float similarity;
+  // The largest such cosine over eligible workers; NaN as above.
+  float best_similarity;
+  // What decided, such as `band`, `no_signature` or `load`. Lives for ever.
+  const char *reason;
+} eldr_decision;
+
+// How a model is served. Fill it with eldr_engine_default_params() first. Strings are read before eldr_engine_open()
+// returns.
+typedef struct eldr_engine_params {
+  // sizeof(eldr_engine_params).
+  size_t size;
+  // The GGUF file.
+  const char *model;
+  // The calibration file, for policies that compare signatures; may be NULL.
+  const char *calibration;
+  // The routing policy's name; NULL is `locality_band` with a calibration, unless that says it does not help, and
+  // `least_loaded` without.
+  const char *policy;
+  // Prefill workers such as `1` or `2@cuda:0`; NULL is one on the best device.
+  const char *prefill;
+  // Decode workers such as `8@cpu` or `2@cuda:0,2@cuda:1`; NULL is two on the best device.
+  const char *decode;
+  // Sequences a worker holds.
+  uint32_t n_slots;
+  // Tokens of a sequence, prompt and output together.
+  uint32_t n_ctx_slot;
+  // Prompt tokens a prefill step runs.
+  uint32_t chunk;
+  // Threads of each CPU worker; 0 divides the cores among them.
+  uint32_t n_threads;
+  // Layers on the device; below 0 all.
+  int32_t n_gpu_layers;
+  // Keep the experts of the first so many layers in host memory; below 0 of all.
+  int32_t n_cpu_moe;
+  // `auto`, `on` or `off`; NULL is `auto`.
+  const char *flash_attention;
+  // Type of keys and values: `f16`, `q8_0` or `f32`; NULL is `f16`.
+  const char *kv_format;
+  // Not 0: texts do not depend on worker, policy or batch, to the bit, on the CPU without flash attention.
+  uint32_t exact;
+  // 0: read the model file instead of mapping it.
+  uint32_t use_mmap;
+  // Width of the locality band; NaN is the calibration's.
+  float tau;
+  // Fewest workers of the locality band.
+  uint32_t min_band;
+  // Seed of the policies that draw.
+  uint64_t seed;
+  // The workload's domains separated by commas, for the `domain` policy; may be NULL.
+  const char *domains;
+  // Requests that may wait; more are refused.
+  uint32_t max_queue;
+  // 0 for now.
+  uint32_t reserved;
+} eldr_engine_params;
+
+// What happened to a request. Set `size` to sizeof(eldr_event) before it is filled.
+typedef struct eldr_event {
+  // sizeof(eldr_event).
+  size_t size;
+  // What happened; the fields that are not of its kind are 0, and `text` is never NULL.
+  eldr_event_kind kind;
+  // The token.
+  int32_t token;
+  // Text in UTF-8, only whole characters, NUL behind it. eldr owns it; it stays until the thread's next call that
+  // gives out text, and for the call of a callback.
+  const char *text;
+  // Its bytes without that NUL.
+  size_t n_text;
+  // When it happened, in nanoseconds since the engine's start; for tokens and decisions.
+  uint64_t at_ns;
+  // Why the request ended.
+  eldr_finish finish;
+  // Tokens of the prompt.
+  uint32_t n_prompt;
+  // Tokens generated.
+  uint32_t n_generated;
+  // The decision.
+  struct eldr_decision decision;
+} eldr_event;
+
+// Gets what happens to a request, one event after another, on a thread that eldr starts for it. `event` lives for the
+// call. Answers whether to go on: false cancels the request, and no more calls follow.
+//
+// It may call anything of eldr, eldr_request_cancel() and eldr_request_free() of its own request, too. It must not throw.
+typedef bool (*eldr_event_callback)(struct eldr_request *request, const struct eldr_event *event, void *user);
+
+// A request. Fill it with eldr_request_default_params() first.
+typedef struct eldr_request_params {
+  // sizeof(eldr_request_params).
+  size_t size;
+  // The prompt's tokens, special ones included; read before eldr_engine_submit() returns.
+  const int32_t *prompt;
+  // How many they are; at least 1.
+  size_t n_prompt;
+  // Tokens to generate at most; at least 1.
+  uint32_t max_tokens;
+  // 0 takes the likeliest token.
+  float temperature;
+  // Keep the so many likeliest tokens; 0 keeps all.
+  uint32_t top_k;
+  // Keep the smallest set of likeliest tokens whose probability reaches this; 1 keeps all.
+  float top_p;
+  // Drop tokens less likely than this share of the likeliest; 0 keeps all.
+  float min_p;
+  // Divide the logits of the last `penalty_last_n` tokens by this; 1 is off.
+  float penalty_repeat;
+  // Lower a token's logit by this for each time it occurred; 0 is off.
+  float penalty_freq;
+  // Lower a token's logit by this when it occurred; 0 is off.
+  float penalty_present;
+  // Generated tokens the penalties look back at.
+  uint32_t penalty_last_n;
+  // Not 0: go on after a token that ends the text.
+  uint32_t ignore_eos;
+  // Seed of the draws.
+  uint64_t seed;
+  // Longest time from here to the last token in milliseconds; 0 is none.
+  uint64_t deadline_ms;
+  // A label for the `domain` policy; may be NULL.
+  const char *domain;
+  // Gets the request's events; NULL to ask for them by eldr_request_next().
+  eldr_event_callback on_event;
+  // Passed to `on_event`; must stay until the request is freed.
+  void *user;
+} eldr_request_params;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The library's version of the C ABI. Never fails. Any thread.
+uint32_t eldr_abi_version(void);
+
+// The library's version, such as `0.1.0`; it lives for ever. Never fails. Any thread.
+const char *eldr_version(void);
+
+// Whether this library has llama.cpp in it, so that eldr_engine_open() works; without, it has the router for programs
+// that run llama.cpp themselves. Never fails. Any thread.
+bool eldr_has_engine(void);
+
+// What was wrong in the calling thread's last call that returned a status from 100 on: one sentence, empty before the
+// first. eldr owns it; it stays until the thread's next call that fails. Never fails. Any thread.
+const char *eldr_last_error(void);
+
+// A status's name, such as `ELDR_STATUS_FULL`, or `unknown`; it lives for ever. Never fails. Any thread.
+const char *eldr_status_name(int32_t status);
+
+// Writes the names of all routing policies, separated by commas, to `names`; they live for ever. Any thread.
+eldr_status eldr_policy_names(const char **names);
+
+// Gives the lines of `level` and below (1 error to 5 trace; 0 none) to `callback`, with `user`; NULL stops it. The
+// lines are eldr's and llama.cpp's, of which errors are warnings here, warnings information, and so on.
+//
+// Process-wide. When it returns, no thread is in the callback set before, and its `user` may go. Any thread, but not
+// from the callback. Errors: ELDR_STATUS_ARGUMENT for another level, ELDR_STATUS_UNSUPPORTED if the process is a Rust
+// program that has a logger.
+eldr_status eldr_log_set(int32_t level, eldr_log_callback callback, void *user);
+
+// Reads a calibration file into a new handle in `out`, which the caller frees. Any thread.
+//
+// Errors: ELDR_STATUS_FILE if it can not be read, ELDR_STATUS_CALIBRATION if it is none.
+eldr_status eldr_calibration_open(const char *path, struct eldr_calibration **out);
+
+// Like eldr_calibration_open(), from the file's `n_bytes` bytes in memory, which are not kept. Any thread.
+//
+// Errors: ELDR_STATUS_CALIBRATION if they are none.
+eldr_status eldr_calibration_read(const uint8_t *bytes, size_t n_bytes, struct eldr_calibration **out);
+
+// Fills `out`, whose `size` is set, with what the calibration was made for. Any thread.
+eldr_status eldr_calibration_get_facts(const struct eldr_calibration *calibration, struct eldr_calibration_facts *out);
+
+// Copies the llama.cpp numbers of the layers whose picks are wanted, ascending, to `layers`, which has room for `room`;
+// writes to `n`, unless it is NULL, how many there are. Any thread.
+//
+// Errors: ELDR_STATUS_BUFFER if there is too little room.
+eldr_status eldr_calibration_get_layers(const struct eldr_calibration *calibration,
+                                        uint32_t *layers,
+                                        size_t room,
+                                        size_t *n);
+
+// Frees the handle; NULL is let pass. What was made from it stays usable. Any thread.
+eldr_status eldr_calibration_free(struct eldr_calibration *calibration);
+
+// Opens counts of no tokens yet in `out`, for the layers of a calibration; the caller frees them. Any thread; the
+// calibration's handle may be freed before.
+eldr_status eldr_counts_open(const struct eldr_calibration *calibration, struct eldr_counts **out);
+
+// Counts the picks of `n_tokens` tokens in llama.cpp's layer `layer`: `experts` has n_expert_used ids for each token.
+// Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a layer that the calibration does not use and for an id that is no expert; then
+// nothing is counted.
+eldr_status eldr_counts_add(struct eldr_counts *counts, uint32_t layer, const int32_t *experts, size_t n_tokens);
+
+// Counts the picks of `n_tokens` tokens from the `first`-th of the batch the tap has just read, in all layers. Any
+// thread.
+//
+// Errors: ELDR_STATUS_TAP unless eldr_tap_end() has found the batch good, ELDR_STATUS_ARGUMENT for tokens the batch does
+// not have, ELDR_STATUS_MISMATCH for a tap of another calibration.
+eldr_status eldr_counts_add_tap(struct eldr_counts *counts,
+                                const struct eldr_tap *tap,
+                                size_t first,
+                                size_t n_tokens);
+
+// Adds the counts `from` to the counts `to`. Any thread.
+eldr_status eldr_counts_merge(struct eldr_counts *to, const struct eldr_counts *from);
+
+// Counts no tokens any more. Any thread.
+eldr_status eldr_counts_clear(struct eldr_counts *counts);
+
+// Writes how many tokens were counted to `n_tokens`. Any thread.
+//
+// Errors: ELDR_STATUS_TAP if the layers differ, because some token's picks were not added in every layer.
+eldr_status eldr_counts_get_tokens(const struct eldr_counts *counts, uint32_t *n_tokens);
+
+// Copies the counts of all experts in llama.cpp's layer `layer` to `row`, which has room for `room`; writes to `n`,
+// unless it is NULL, how many there are. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a layer that the calibration does not use, ELDR_STATUS_BUFFER for too little room.
+eldr_status eldr_counts_get_row(const struct eldr_counts *counts,
+                                uint32_t layer,
+                                uint32_t *row,
+                                size_t room,
+                                size_t *n);
+
+// Frees the handle; NULL is let pass. Any thread.
+eldr_status eldr_counts_free(struct eldr_counts *counts);
+
+// Opens the signature of counts in `out`: a vector of length 1, which the caller frees. Any thread; the counts may be
+// freed before.
+//
+// ELDR_STATUS_NO_SIGNATURE, and NULL in `out`, if nothing counted weighs anything: route with NULL then, by load.
+// Errors: ELDR_STATUS_TAP if the layers have counted different tokens.
+eldr_status eldr_signature_open(const struct eldr_counts *counts, struct eldr_signature **out);
+
+// Copies the signature's entries, a row of experts for each layer used, to `values`, which has room for `room`; writes
+// to `n`, unless it is NULL, how many there are. Any thread.
+//
+// Errors: ELDR_STATUS_BUFFER for too little room.
+eldr_status eldr_signature_get_values(const struct eldr_signature *signature, float *values, size_t room, size_t *n);
+
+// Writes how alike two signatures are to `cosine`: 1 if they point the same way, 0 if they share no expert. Any thread.
+//
+// Errors: ELDR_STATUS_MISMATCH for signatures of different calibrations.
+eldr_status eldr_signature_compare(const struct eldr_signature *a, const struct eldr_signature *b, float *cosine);
+
+// Frees the handle; NULL is let pass. Any thread.
+eldr_status eldr_signature_free(struct eldr_signature *signature);
+
+// Fills `params`, of `size` bytes (sizeof(eldr_tap_params)), with the defaults; the rest is the host's. Any thread.
+eldr_status eldr_tap_default_params(struct eldr_tap_params *params, size_t size);
+
+// Opens a tap in `out`, which the caller frees. Any thread.
+//
+// Give a context eldr_tap_on_node as `cb_eval` and the tap itself as `cb_eval_user_data` in its llama_context_params.
+// One tap is for one context. It costs nothing between eldr_tap_end() and eldr_tap_begin().
+// Errors: ELDR_STATUS_LAYOUT for a layout no compiler makes; one of another ggml is found at the first node and
+// reported by eldr_tap_end().
+eldr_status eldr_tap_open(const struct eldr_tap_params *params, struct eldr_tap **out);
+
+// Reads the picks of the next llama_decode() of the tap's context. What was read before is forgotten. Any thread.
+eldr_status eldr_tap_begin(struct eldr_tap *tap);
+
+// Stops reading after a llama_decode() of `n_tokens` tokens and checks that every layer showed every token. Then
+// eldr_counts_add_tap() and eldr_cache_add_tap() take what they want of it. Any thread.
+//
+// The picks are in the order of the ubatches' columns: that of the batch if it holds one sequence, or if the context
+// has a unified KV cache. Several sequences in one batch without one are regrouped by llama.cpp: decode them apart.
+// Errors: ELDR_STATUS_LAYOUT if the layout is not that of the ggml that runs, ELDR_STATUS_TAP if picks are missing or
+// are none.
+eldr_status eldr_tap_end(struct eldr_tap *tap, size_t n_tokens);
+
+// Frees the handle; NULL is let pass. A context that still has the tap may decode: it is not listened to. Any thread.
+eldr_status eldr_tap_free(struct eldr_tap *tap);
+
+// A ggml_backend_sched_eval_callback: `user` is an eldr_tap. For llama.cpp only, on the thread that decodes.
+//
+// Answers `ask` with whether the node holds picks that are wanted, and always lets the computation go on. With a tap
+// that was freed it wants nothing.
+bool eldr_tap_on_node(struct ggml_tensor *tensor, bool ask, void *user);
+
+// Opens an empty cache in `out`, which the caller frees: it keeps the picks of what is in the host's KV cache, if the
+// host makes every call on its memory here, too. Then a prompt whose start was in the cache has the counts, and so the
+// signature, of one prefilled whole. Any thread; the calibration's handle may be freed before.
+eldr_status eldr_cache_open(const struct eldr_calibration *calibration, struct eldr_cache **out);
+
+// Notes the picks of `n_tokens` tokens of sequence `seq` from position `pos` on: tokens `first` and after it of the
+// batch the tap has just read. What was noted at these positions is forgotten. Any thread.
+//
+// Errors: as eldr_counts_add_tap(), and ELDR_STATUS_ARGUMENT for positions that are none.
+eldr_status eldr_cache_add_tap(struct eldr_cache *cache,
+                               int32_t seq,
+                               int32_t pos,
+                               const struct eldr_tap *tap,
+                               size_t first,
+                               size_t n_tokens);
+
+// Like eldr_cache_add_tap(), from ids: `experts` has, for each layer of eldr_calibration_get_layers() in its order,
+// n_expert_used ids for each token. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for positions that are none; nothing is noted then.
+eldr_status eldr_cache_add(struct eldr_cache *cache, int32_t seq, int32_t pos, const int32_t *experts, size_t n_tokens);
+
+// To call with llama_memory_seq_rm(), if that returned true: forgets positions `p0` to `p1` - 1 of `seq`; below 0 they
+// are the first and the last, and a `seq` below 0 is every sequence. Any thread.
+eldr_status eldr_cache_seq_rm(struct eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1);
+
+// To call with llama_memory_seq_cp(): positions `p0` to `p1` - 1 of `from` belong to `to`, too. Any thread.
+eldr_status eldr_cache_seq_cp(struct eldr_cache *cache, int32_t from, int32_t to, int32_t p0, int32_t p1);
+
+// To call with llama_memory_seq_keep(): forgets every sequence but `seq`. Any thread.
+eldr_status eldr_cache_seq_keep(struct eldr_cache *cache, int32_t seq);
+
+// To call with llama_memory_seq_add(): moves positions `p0` to `p1` - 1 of `seq` by `delta`. Any thread.
+eldr_status eldr_cache_seq_add(struct eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1, int32_t delta);
+
+// To call with llama_memory_clear(): forgets everything. Any thread.
+eldr_status eldr_cache_clear(struct eldr_cache *cache);
+
+// Adds the picks of positions `p0` to `p1` - 1 of `seq` to `counts`, and writes to `n_tokens`, unless it is NULL, how
+// many of them were known. Any thread.
+//
+// Errors: ELDR_STATUS_MISMATCH for counts of another calibration.
+eldr_status eldr_cache_get_counts(const struct eldr_cache *cache,
+                                  int32_t seq,
+                                  int32_t p0,
+                                  int32_t p1,
+                                  struct eldr_counts *counts,
+                                  uint32_t *n_tokens);
+
+// Writes the bytes of memory that the picks take to `n_bytes`; what sequences share counts once. Any thread.
+eldr_status eldr_cache_get_bytes(const struct eldr_cache *cache, size_t *n_bytes);
+
+// Frees the handle; NULL is let pass. Any thread.
+eldr_status eldr_cache_free(struct eldr_cache *cache);
+
+// Fills `params`, of `size` bytes (sizeof(eldr_router_params)), with the defaults. Any thread.
+eldr_status eldr_router_default_params(struct eldr_router_params *params, size_t size);
+
+// Opens a router in `out`, whose workers are all idle; the caller frees it. Any thread.
+//
+// Errors: ELDR_STATUS_CONFIG for an unknown policy and for settings that do not fit the calibration.
+eldr_status eldr_router_open(const struct eldr_router_params *params, struct eldr_router **out);
+
+// Says how many requests worker `worker` can hold, and whether any may be sent to it. Any thread.
+eldr_status eldr_router_set_worker(struct eldr_router *router, uint32_t worker, uint32_t n_slots, bool is_running);
+
+// Says how many requests worker `worker` holds now, whatever was booked. Any thread.
+eldr_status eldr_router_report(struct eldr_router *router, uint32_t worker, uint32_t n_inflight);
+
+// Takes a place on worker `worker` that no decision booked. Any thread.
+//
+// ELDR_STATUS_FULL if it has none.
+eldr_status eldr_router_book(struct eldr_router *router, uint32_t worker);
+
+// Gives back a place on worker `worker`: the request ended, or never got there. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT if the worker holds nothing.
+eldr_status eldr_router_unbook(struct eldr_router *router, uint32_t worker);
+
+// Chooses a worker for a request and fills `out`, whose `size` is set. With `book`, a place on it is taken, in one step
+// with the choice, so that several threads may route at once. Any thread.
+//
+// `signature` may be NULL (a request without one goes by load), and so may `domain`, a label for the `domain` policy.
+// ELDR_STATUS_FULL if every running worker is full, ELDR_STATUS_NO_WORKER if none is running.
+// Errors: ELDR_STATUS_MISMATCH for a signature of another calibration.
+eldr_status eldr_router_route(struct eldr_router *router,
+                              const struct eldr_signature *signature,
+                              const char *domain,
+                              bool book,
+                              struct eldr_decision *out);
+
+// Frees the handle; NULL is let pass. Any thread.
+eldr_status eldr_router_free(struct eldr_router *router);
+
+// Fills `params`, of `size` bytes (sizeof(eldr_engine_params)), with the defaults; the model is the host's. Any thread.
+eldr_status eldr_engine_default_params(struct eldr_engine_params *params, size_t size);
+
+// Loads a model and starts its workers; opens the engine in `out`, which the caller frees. Takes as long as loading
+// takes. Any thread.
+//
+// Errors: ELDR_STATUS_CONFIG with every mistake in the settings, ELDR_STATUS_CALIBRATION or ELDR_STATUS_FILE for the
+// calibration, ELDR_STATUS_LLAMA for the model, ELDR_STATUS_UNSUPPORTED in a library without llama.cpp.
+eldr_status eldr_engine_open(const struct eldr_engine_params *params, struct eldr_engine **out);
+
+// Copies the tokens of `text`, `n_text` bytes of UTF-8, as a prompt with its special tokens, to `tokens`, which has room
+// for `room`; writes to `n`, unless it is NULL, how many there are. Any thread.
+//
+// Errors: ELDR_STATUS_BUFFER for too little room: `n_text` + 8 is always enough.
+eldr_status eldr_engine_tokenize(const struct eldr_engine *engine,
+                                 const char *text,
+                                 size_t n_text,
+                                 int32_t *tokens,
+                                 size_t room,
+                                 size_t *n);
+
+// Writes what the engine is doing, as a JSON object, to `json`: requests active and waiting, the workers and their
+// loads, counters, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
+// waits for a worker. Any thread.
+eldr_status eldr_engine_stats_json(const struct eldr_engine *engine, const char **json);
+
+// Takes no more requests and waits up to `timeout_ms` milliseconds until those there are have ended. Any thread; other
+// threads go on reading theirs.
+//
+// ELDR_STATUS_WAIT if some have not ended: call again, or free the engine, which cancels them.
+eldr_status eldr_engine_drain(struct eldr_engine *engine, uint32_t timeout_ms);
+
+// Cancels what the engine is doing, stops its workers and frees the handle; NULL is let pass. Requests may be freed
+// before or after: their ends can still be read. Free every engine before the process ends. Any thread, callbacks too.
+eldr_status eldr_engine_free(struct eldr_engine *engine);
+
+// Fills `params`, of `size` bytes (sizeof(eldr_request_params)), with the defaults: greedy, 128 tokens. Any thread.
+eldr_status eldr_request_default_params(struct eldr_request_params *params, size_t size);
+
+// Submits a request and opens it in `out`, which the caller frees; before that or after the engine is freed. Any thread.
+//
+// With a callback, its first call may come before this returns.
+// Errors: ELDR_STATUS_REQUEST if it can not be run as it stands, ELDR_STATUS_QUEUE_FULL, ELDR_STATUS_DRAINING.
+eldr_status eldr_engine_submit(struct eldr_engine *engine,
+                               const struct eldr_request_params *params,
+                               struct eldr_request **out);
+
+// Waits up to `timeout_ms` milliseconds (0 does not wait, below 0 for ever) for the next event of a request without a
+// callback and fills `event`, whose `size` is set. Any thread; several that wait for one request take turns.
+//
+// ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read.
+// Errors: ELDR_STATUS_ARGUMENT for a request that has a callback.
+eldr_status eldr_request_next(struct eldr_request *request, int64_t timeout_ms, struct eldr_event *event);
+
+// Asks for an early end: what was drawn before and the end still come. Does nothing to a request that has ended. Any
+// thread, callbacks too.
+eldr_status eldr_request_cancel(const struct eldr_request *request);
+
+// Writes the request's number, unique within its engine, to `id`. Any thread.
+eldr_status eldr_request_get_id(const struct eldr_request *request, uint64_t *id);
+
+// Cancels the request unless it has ended, and frees the handle; NULL is let pass. Any thread.
+//
+// When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
+// callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
+eldr_status eldr_request_free(struct eldr_request *request);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* ELDR_H */
+
+// Fills an eldr_tensor_layout. ggml.h must be included, that of the ggml the program runs.
+#define ELDR_TENSOR_LAYOUT_INIT \
+  { sizeof(struct ggml_tensor), offsetof(struct ggml_tensor, type), offsetof(struct ggml_tensor, ne), \
+    offsetof(struct ggml_tensor, nb), offsetof(struct ggml_tensor, name), GGML_MAX_NAME, (int32_t) GGML_TYPE_I32 }

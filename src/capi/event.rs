@@ -1,0 +1,217 @@
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_char},
+};
+
+use parking_lot::Mutex;
+
+use super::{args::Growing, failure};
+use crate::{engine::StreamEvent, route, types::FinishReason};
+
+/// Where a request goes, and why. Set `size` to sizeof(eldr_decision) before it is filled.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Decision {
+    /// sizeof(eldr_decision).
+    pub size: usize,
+    /// The chosen worker.
+    pub worker: u32,
+    /// Eligible workers the policy chose between at the end: the band's size.
+    pub band: u32,
+    /// Requests the chosen worker held before this one.
+    pub n_inflight: u32,
+    /// Cosine of the signature and the chosen worker's centroid; NaN where the policy does not compare them.
+    pub similarity: f32,
+    /// The largest such cosine over eligible workers; NaN as above.
+    pub best_similarity: f32,
+    /// What decided, such as `band`, `no_signature` or `load`. Lives for ever.
+    pub reason: *const c_char,
+}
+
+impl Growing for Decision {
+    const NAME: &'static str = "eldr_decision";
+    const FIRST_SIZE: usize = 40;
+
+    fn defaults() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            worker: 0,
+            band: 0,
+            n_inflight: 0,
+            similarity: f32::NAN,
+            best_similarity: f32::NAN,
+            reason: c"".as_ptr(),
+        }
+    }
+}
+
+impl Decision {
+    pub(super) fn of(decision: &route::Decision) -> Self {
+        let reason = serde_json::to_value(decision.reason).ok();
+        let reason = reason.as_ref().and_then(|reason| reason.as_str()).unwrap_or("unknown");
+        Self {
+            worker: decision.worker.0,
+            band: decision.band,
+            n_inflight: decision.n_inflight,
+            similarity: decision.similarity.unwrap_or(f32::NAN),
+            best_similarity: decision.best_similarity.unwrap_or(f32::NAN),
+            reason: forever(reason).as_ptr(),
+            ..Self::defaults()
+        }
+    }
+}
+
+/// What an eldr_event tells.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// A token was drawn: `token`, and in `text` the characters it completes.
+    Token = 0,
+    /// The decode worker was chosen: `decision`.
+    Routed = 1,
+    /// The request ended: `finish`, what it used, and in `text` what was left of a character. Nothing follows.
+    End = 2,
+    /// The request could not be run: `text` says why. Nothing follows.
+    Failed = 3,
+}
+
+/// Why a request ended.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// It has not.
+    None = 0,
+    /// The model ended its text.
+    Stop = 1,
+    /// max_tokens or the slot's length was reached.
+    Length = 2,
+    /// It was cancelled.
+    Cancelled = 3,
+    /// Its deadline passed.
+    Deadline = 4,
+}
+
+/// What happened to a request. Set `size` to sizeof(eldr_event) before it is filled.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Event {
+    /// sizeof(eldr_event).
+    pub size: usize,
+    /// What happened; the fields that are not of its kind are 0, and `text` is never NULL.
+    pub kind: EventKind,
+    /// The token.
+    pub token: i32,
+    /// Text in UTF-8, only whole characters, NUL behind it. eldr owns it; it stays until the thread's next call that
+    /// gives out text, and for the call of a callback.
+    pub text: *const c_char,
+    /// Its bytes without that NUL.
+    pub n_text: usize,
+    /// When it happened, in nanoseconds since the engine's start; for tokens and decisions.
+    pub at_ns: u64,
+    /// Why the request ended.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub n_prompt: u32,
+    /// Tokens generated.
+    pub n_generated: u32,
+    /// The decision.
+    pub decision: Decision,
+}
+
+impl Growing for Event {
+    const NAME: &'static str = "eldr_event";
+    const FIRST_SIZE: usize = 96;
+
+    fn defaults() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            kind: EventKind::Token,
+            token: 0,
+            text: c"".as_ptr(),
+            n_text: 0,
+            at_ns: 0,
+            finish: Finish::None,
+            n_prompt: 0,
+            n_generated: 0,
+            decision: Decision::defaults(),
+        }
+    }
+}
+
+impl Event {
+    /// The event in C; its text is lent to the calling thread.
+    pub(super) fn of(event: &StreamEvent) -> Self {
+        let text = |text: &str, event: Self| Self { text: failure::lend(text), n_text: text.len(), ..event };
+        let nanos = |at: std::time::Duration| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
+        match event {
+            StreamEvent::Token { token, text: t, at, .. } => {
+                text(t, Self { kind: EventKind::Token, token: *token, at_ns: nanos(*at), ..Self::defaults() })
+            }
+            StreamEvent::Routed { decision, at } => Self {
+                kind: EventKind::Routed,
+                at_ns: nanos(*at),
+                decision: Decision::of(decision),
+                ..Self::defaults()
+            },
+            StreamEvent::End { reason, usage, text: t } => {
+                let finish = match reason {
+                    FinishReason::Stop => Finish::Stop,
+                    FinishReason::Length => Finish::Length,
+                    FinishReason::Cancelled => Finish::Cancelled,
+                    FinishReason::Deadline => Finish::Deadline,
+                };
+                let (n_prompt, n_generated) = (usage.prompt_tokens, usage.completion_tokens);
+                text(t, Self { kind: EventKind::End, finish, n_prompt, n_generated, ..Self::defaults() })
+            }
+            StreamEvent::Failed(why) => text(why, Self { kind: EventKind::Failed, ..Self::defaults() }),
+        }
+    }
+}
+
+/// `text` as a C string that is never freed: for names, of which there are few.
+pub(super) fn forever(text: &str) -> &'static CStr {
+    static KNOWN: Mutex<BTreeMap<String, &'static CStr>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock();
+    if let Some(text) = known.get(text) {
+        return text;
+    }
+    let kept: &'static CStr = Box::leak(failure::c_string(text.to_owned()).into_boxed_c_str());
+    known.insert(text.to_owned(), kept);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        route::Reason,
+        types::{Usage, WorkerId},
+    };
+
+    #[test]
+    fn a_decision_says_its_reason_by_its_name() {
+        let decision = route::Decision {
+            worker: WorkerId(3),
+            reason: Reason::NoSignature,
+            similarity: None,
+            best_similarity: Some(0.5),
+            band: 2,
+            n_inflight: 1,
+        };
+        let c = Decision::of(&decision);
+        assert_eq!((c.worker, c.band, c.n_inflight), (3, 2, 1));
+        assert!(c.similarity.is_nan() && c.best_similarity.to_bits() == 0.5f32.to_bits());
+        assert_eq!(c.reason, forever("no_signature").as_ptr());
+        assert_eq!(forever("no_signature"), c"no_signature");
+    }
+
+    #[test]
+    fn text_with_a_nul_keeps_its_length() {
+        let event = StreamEvent::End { reason: FinishReason::Stop, usage: Usage::default(), text: "a\0b".to_owned() };
+        let event = Event::of(&event);
+        assert_eq!((event.n_text, event.finish), (3, Finish::Stop));
+        // SAFETY: the text and its NUL stay until the thread's next text.
+        let bytes = unsafe { std::slice::from_raw_parts(event.text.cast::<u8>(), 4) };
+        assert_eq!(bytes, b"a\0b\0");
+    }
+}

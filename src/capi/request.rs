@@ -1,0 +1,145 @@
+use std::{
+    mem::MaybeUninit,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    Event, RequestHandle, Status, args,
+    callback::Caller,
+    failure::{Failure, guard, guard_done},
+    handles::{self, Class},
+};
+use crate::engine::{Canceller, StreamEvent, TokenStream};
+
+pub(super) struct OpenRequest {
+    pub(super) id: u64,
+    pub(super) canceller: Canceller,
+    pub(super) events: Events,
+}
+
+/// Who reads what happens to the request.
+pub(super) enum Events {
+    /// The host, by eldr_request_next().
+    Asked(Mutex<TokenStream>),
+    /// A thread that calls the host; none before it started and after it was stopped.
+    Called(Mutex<Option<Caller>>),
+}
+
+impl Class for OpenRequest {
+    const NAME: &'static str = "eldr_request";
+    type Handle = RequestHandle;
+}
+
+/// Waits up to `timeout_ms` milliseconds (0 does not wait, below 0 for ever) for the next event of a request without a
+/// callback and fills `event`, whose `size` is set. Any thread; several that wait for one request take turns.
+///
+/// ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read.
+/// Errors: ELDR_STATUS_ARGUMENT for a request that has a callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eldr_request_next(request: *mut RequestHandle, timeout_ms: i64, event: *mut Event) -> Status {
+    guard(|| {
+        let request = handles::get::<OpenRequest>(request)?;
+        // SAFETY: the caller passes a struct whose size it set; an event that could not be written would be lost.
+        unsafe { args::fill(event, &<Event as args::Growing>::defaults(), "event") }?;
+        let Events::Asked(stream) = &request.events else {
+            let why = "the request's events go to its callback; submit it without one to ask for them";
+            return Err(Failure::new(Status::Argument, why));
+        };
+        let until = match u64::try_from(timeout_ms) {
+            Ok(ms) => Instant::now().checked_add(Duration::from_millis(ms)),
+            Err(_) => None,
+        };
+        let stream = match until {
+            Some(until) => stream.try_lock_until(until),
+            None => Some(stream.lock()),
+        };
+        let Some(mut stream) = stream else { return Ok(Status::Wait) };
+        match next_until(&mut stream, until) {
+            Poll::Pending => Ok(Status::Wait),
+            Poll::Ready(None) => Ok(Status::End),
+            Poll::Ready(Some(next)) => {
+                // SAFETY: as above.
+                unsafe { args::fill(event, &Event::of(&next), "event") }?;
+                Ok(Status::Ok)
+            }
+        }
+    })
+}
+
+/// Asks for an early end: what was drawn before and the end still come. Does nothing to a request that has ended. Any
+/// thread, callbacks too.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_request_cancel(request: *const RequestHandle) -> Status {
+    guard_done(|| {
+        handles::get::<OpenRequest>(request)?.canceller.cancel();
+        Ok(())
+    })
+}
+
+/// Writes the request's number, unique within its engine, to `id`. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eldr_request_get_id(
+    request: *const RequestHandle,
+    id: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    guard_done(|| args::put(id, handles::get::<OpenRequest>(request)?.id, "id"))
+}
+
+/// Cancels the request unless it has ended, and frees the handle; NULL is let pass. Any thread.
+///
+/// When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
+/// callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_request_free(request: *mut RequestHandle) -> Status {
+    guard_done(|| {
+        let Some(request) = handles::remove::<OpenRequest>(request)? else { return Ok(()) };
+        request.canceller.cancel();
+        if let Events::Called(caller) = &request.events {
+            let caller = caller.lock().take();
+            if let Some(caller) = caller {
+                caller.stop();
+            }
+        }
+        Ok(())
+    })
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The next event, or that there is none before `until`.
+fn next_until(stream: &mut TokenStream, until: Option<Instant>) -> Poll<Option<StreamEvent>> {
+    let mut next = pin!(stream.next_async());
+    // Mostly there is one already, and then nothing has to be woken.
+    if let Poll::Ready(event) = next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        return Poll::Ready(event);
+    }
+    if until.is_some_and(|until| until <= Instant::now()) {
+        return Poll::Pending;
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(event) = next.as_mut().poll(&mut context) {
+            return Poll::Ready(event);
+        }
+        match until {
+            None => thread::park(),
+            Some(until) => match until.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => thread::park_timeout(left),
+                _ => return Poll::Pending,
+            },
+        }
+    }
+}

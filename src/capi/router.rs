@@ -1,0 +1,237 @@
+use std::{ffi::c_char, mem::MaybeUninit, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::{
+    CalibrationHandle, Decision, RouterHandle, SignatureHandle, Status,
+    args::{self, FromC, Growing},
+    calibration::{OpenCalibration, check_same},
+    failure::{Failure, guard, guard_done},
+    handles::{self, Class},
+    signature::OpenSignature,
+};
+use crate::{
+    calibrate::Calibration,
+    route::{PolicyKind, PolicyParams, RoutePolicy, RouteRequest, WorkerView},
+    types::WorkerId,
+};
+
+pub(super) struct OpenRouter {
+    calibration: Option<Arc<Calibration>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    policy: Box<dyn RoutePolicy>,
+    workers: Vec<WorkerView>,
+}
+
+impl Class for OpenRouter {
+    const NAME: &'static str = "eldr_router";
+    type Handle = RouterHandle;
+}
+
+impl State {
+    fn worker(&mut self, id: u32) -> Result<&mut WorkerView, Failure> {
+        let n = self.workers.len();
+        let missing = || Failure::new(Status::Argument, format!("there is no worker {id}; pass 0 to {}", n - 1));
+        self.workers.get_mut(id as usize).ok_or_else(missing)
+    }
+}
+
+/// How a router is made. Fill it with eldr_router_default_params() first.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RouterParams {
+    /// sizeof(eldr_router_params).
+    pub size: usize,
+    /// The policy's name; NULL is `locality_band`. eldr_policy_names() has them all.
+    pub policy: *const c_char,
+    /// For policies that compare signatures; NULL for those that do not. Its handle may be freed afterwards.
+    pub calibration: *const CalibrationHandle,
+    /// Decode workers, numbered from 0; 0 is as many as the calibration has centroids.
+    pub n_workers: u32,
+    /// Requests each of them can hold, until eldr_router_set_worker() says otherwise.
+    pub n_slots: u32,
+    /// Width of the locality band, a cosine distance; NaN is the calibration's.
+    pub tau: f32,
+    /// Fewest workers of the locality band.
+    pub min_band: u32,
+    /// Seed of the policies that draw.
+    pub seed: u64,
+    /// The workload's domains separated by commas, for the `domain` policy; may be NULL.
+    pub domains: *const c_char,
+}
+
+// SAFETY: repr(C); numbers and pointers.
+unsafe impl FromC for RouterParams {}
+
+impl Growing for RouterParams {
+    const NAME: &'static str = "eldr_router_params";
+    const FIRST_SIZE: usize = 56;
+
+    fn defaults() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            policy: std::ptr::null(),
+            calibration: std::ptr::null(),
+            n_workers: 0,
+            n_slots: 16,
+            tau: f32::NAN,
+            min_band: 1,
+            seed: 0,
+            domains: std::ptr::null(),
+        }
+    }
+}
+
+/// Fills `params`, of `size` bytes (sizeof(eldr_router_params)), with the defaults. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eldr_router_default_params(params: *mut RouterParams, size: usize) -> Status {
+    // SAFETY: the caller passes a struct of `size` bytes.
+    guard_done(|| unsafe { args::write_defaults(params, size, "params") })
+}
+
+/// Opens a router in `out`, whose workers are all idle; the caller frees it. Any thread.
+///
+/// Errors: ELDR_STATUS_CONFIG for an unknown policy and for settings that do not fit the calibration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eldr_router_open(
+    params: *const RouterParams,
+    out: Option<&mut MaybeUninit<*mut RouterHandle>>,
+) -> Status {
+    guard_done(|| {
+        let out = args::need(out, "out")?;
+        // SAFETY: the caller passes a struct whose size it set.
+        let params = unsafe { args::read(params, "params") }?;
+        // SAFETY: the caller passes a string or NULL.
+        let policy = unsafe { args::optional_text(params.policy, "policy") }?;
+        // SAFETY: as above.
+        let domains = unsafe { args::optional_text(params.domains, "domains") }?;
+        let calibration = handles::get_optional::<OpenCalibration>(params.calibration)?.map(|c| Arc::clone(&c.0));
+        let kind: PolicyKind = policy
+            .unwrap_or(PolicyKind::LocalityBand.name())
+            .parse()
+            .map_err(|error| Failure::new(Status::Config, error))?;
+        let n_workers = match (params.n_workers, &calibration) {
+            (0, Some(calibration)) => calibration.n_workers(),
+            (n, _) => n as usize,
+        };
+        let given = Some(params.tau).filter(|tau| !tau.is_nan());
+        let tau = given.or(calibration.as_ref().map(|c| c.tau));
+        let defaults = PolicyParams::new(n_workers);
+        let policy = kind.build(&PolicyParams {
+            seed: params.seed,
+            tau: tau.unwrap_or(defaults.tau),
+            min_band: params.min_band,
+            centroids: calibration.as_ref().map(|c| Arc::new(c.centroids.clone())),
+            domains: domains.into_iter().flat_map(|list| list.split(',')).map(|name| name.trim().to_owned()).collect(),
+            ..defaults
+        })?;
+        let workers = (0..n_workers as u32)
+            .map(|id| WorkerView { id: WorkerId(id), n_slots: params.n_slots, n_inflight: 0, healthy: true })
+            .collect();
+        let state = Mutex::new(State { policy, workers });
+        out.write(handles::insert(OpenRouter { calibration, state }));
+        Ok(())
+    })
+}
+
+/// Says how many requests worker `worker` can hold, and whether any may be sent to it. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_router_set_worker(
+    router: *mut RouterHandle,
+    worker: u32,
+    n_slots: u32,
+    is_running: bool,
+) -> Status {
+    guard_done(|| {
+        let router = handles::get::<OpenRouter>(router)?;
+        let mut state = router.state.lock();
+        let view = state.worker(worker)?;
+        (view.n_slots, view.healthy) = (n_slots, is_running);
+        Ok(())
+    })
+}
+
+/// Says how many requests worker `worker` holds now, whatever was booked. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_router_report(router: *mut RouterHandle, worker: u32, n_inflight: u32) -> Status {
+    guard_done(|| {
+        let router = handles::get::<OpenRouter>(router)?;
+        router.state.lock().worker(worker)?.n_inflight = n_inflight;
+        Ok(())
+    })
+}
+
+/// Takes a place on worker `worker` that no decision booked. Any thread.
+///
+/// ELDR_STATUS_FULL if it has none.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_router_book(router: *mut RouterHandle, worker: u32) -> Status {
+    guard(|| {
+        let router = handles::get::<OpenRouter>(router)?;
+        let mut state = router.state.lock();
+        let view = state.worker(worker)?;
+        if view.n_inflight >= view.n_slots {
+            return Ok(Status::Full);
+        }
+        view.n_inflight += 1;
+        Ok(Status::Ok)
+    })
+}
+
+/// Gives back a place on worker `worker`: the request ended, or never got there. Any thread.
+///
+/// Errors: ELDR_STATUS_ARGUMENT if the worker holds nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_router_unbook(router: *mut RouterHandle, worker: u32) -> Status {
+    guard_done(|| {
+        let router = handles::get::<OpenRouter>(router)?;
+        let mut state = router.state.lock();
+        let view = state.worker(worker)?;
+        view.n_inflight = view.n_inflight.checked_sub(1).ok_or_else(|| {
+            Failure::new(Status::Argument, format!("worker {worker} holds no request; give a place back once"))
+        })?;
+        Ok(())
+    })
+}
+
+/// Chooses a worker for a request and fills `out`, whose `size` is set. With `book`, a place on it is taken, in one step
+/// with the choice, so that several threads may route at once. Any thread.
+///
+/// `signature` may be NULL (a request without one goes by load), and so may `domain`, a label for the `domain` policy.
+/// ELDR_STATUS_FULL if every running worker is full, ELDR_STATUS_NO_WORKER if none is running.
+/// Errors: ELDR_STATUS_MISMATCH for a signature of another calibration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eldr_router_route(
+    router: *mut RouterHandle,
+    signature: *const SignatureHandle,
+    domain: *const c_char,
+    book: bool,
+    out: *mut Decision,
+) -> Status {
+    guard_done(|| {
+        let router = handles::get::<OpenRouter>(router)?;
+        let signature = handles::get_optional::<OpenSignature>(signature)?;
+        // SAFETY: the caller passes a string or NULL.
+        let domain = unsafe { args::optional_text(domain, "domain") }?;
+        if let (Some(signature), Some(calibration)) = (&signature, &router.calibration) {
+            check_same(calibration, &signature.calibration, "signature")?;
+        }
+        let request = RouteRequest { signature: signature.as_ref().map(|s| &s.signature), domain };
+        let mut state = router.state.lock();
+        let State { policy, workers } = &mut *state;
+        let decision = policy.select(&request, workers)?;
+        // SAFETY: the caller passes a struct whose size it set.
+        unsafe { args::fill(out, &Decision::of(&decision), "out") }?;
+        workers[decision.worker.index()].n_inflight += u32::from(book);
+        Ok(())
+    })
+}
+
+/// Frees the handle; NULL is let pass. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn eldr_router_free(router: *mut RouterHandle) -> Status {
+    guard_done(|| handles::remove::<OpenRouter>(router).map(drop))
+}

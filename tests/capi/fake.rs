@@ -1,0 +1,187 @@
+//! The engine's functions over fake workers, whose every token is known.
+#![expect(unsafe_code, reason = "the functions are C's")]
+
+use std::{
+    ffi::{CStr, c_void},
+    mem::MaybeUninit,
+    ptr,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use eldr::{
+    capi::{
+        EngineHandle, Event, EventKind, Finish, RequestHandle, RequestParams, Status, eldr_engine_drain,
+        eldr_engine_free, eldr_engine_stats_json, eldr_engine_tokenize, eldr_last_error, eldr_request_cancel,
+        eldr_request_free, eldr_request_get_id, eldr_request_next, export_engine,
+    },
+    engine::Tokenizer,
+    types::{SamplingParams, Token},
+};
+
+use super::world::{Letters, MODEL, PROMPT, empty_event, engine, params, submit};
+
+fn next(request: *mut RequestHandle, timeout_ms: i64) -> Result<Event, Status> {
+    let mut event = empty_event();
+    // SAFETY: a struct whose size is set.
+    match unsafe { eldr_request_next(request, timeout_ms, &raw mut event) } {
+        Status::Ok => Ok(event),
+        status => Err(status),
+    }
+}
+
+fn text(event: &Event) -> String {
+    // SAFETY: the text of the thread's last event.
+    unsafe { CStr::from_ptr(event.text) }.to_str().unwrap().to_owned()
+}
+
+fn expected(max_tokens: u32) -> Vec<Token> {
+    MODEL.complete(&PROMPT, &SamplingParams { ignore_eos: true, ..SamplingParams::default() }, max_tokens)
+}
+
+#[test]
+fn tokens_text_decision_and_end_arrive_in_order() {
+    let engine = export_engine(engine());
+    let request = submit(engine, &params(50)).unwrap();
+    let (mut tokens, mut routed) = (Vec::new(), 0);
+    let end = loop {
+        let event = next(request, -1).unwrap();
+        match event.kind {
+            EventKind::Token => {
+                assert_eq!(text(&event).as_bytes(), Letters.piece(event.token));
+                tokens.push(event.token);
+            }
+            EventKind::Routed => {
+                routed += 1;
+                assert_eq!((event.decision.worker, event.decision.band), (0, 2));
+                assert!(event.decision.similarity.is_nan());
+            }
+            EventKind::End => break event,
+            EventKind::Failed => panic!("{}", text(&event)),
+        }
+    };
+    assert_eq!((tokens, routed), (expected(50), 1));
+    assert_eq!((end.finish, end.n_prompt, end.n_generated), (Finish::Length, 4, 50));
+    assert_eq!(next(request, 0).unwrap_err(), Status::End);
+    let mut id = MaybeUninit::uninit();
+    // SAFETY: a place for a number.
+    assert_eq!(unsafe { eldr_request_get_id(request, Some(&mut id)) }, Status::Ok);
+    // SAFETY: written above.
+    assert_eq!(unsafe { id.assume_init() }, 0);
+    assert_eq!(eldr_engine_free(engine), Status::Ok);
+    assert_eq!(eldr_request_free(request), Status::Ok);
+    assert_eq!(eldr_request_free(request), Status::Handle);
+}
+
+#[test]
+fn a_cancelled_request_ends_while_another_thread_waits_for_it() {
+    let engine = export_engine(engine());
+    let request = submit(engine, &params(4000)).unwrap();
+    let address = request.expose_provenance();
+    let waiting = std::thread::spawn(move || {
+        let request = ptr::without_provenance_mut(address);
+        loop {
+            let event = next(request, -1).unwrap();
+            if event.kind == EventKind::End {
+                return event.finish;
+            }
+        }
+    });
+    assert_eq!(eldr_request_cancel(request), Status::Ok);
+    assert_eq!(waiting.join().unwrap(), Finish::Cancelled);
+    assert_eq!(eldr_request_free(request), Status::Ok);
+    assert_eq!(eldr_engine_free(engine), Status::Ok);
+}
+
+/// What a callback has seen, and what it is to do at its third token.
+#[derive(Default)]
+struct Seen {
+    tokens: Mutex<Vec<Token>>,
+    n_ends: AtomicU32,
+    frees: bool,
+}
+
+unsafe extern "C" fn on_event(request: *mut RequestHandle, event: *const Event, user: *mut c_void) -> bool {
+    // SAFETY: the event lives for the call.
+    let event = unsafe { &*event };
+    // SAFETY: the test keeps it until the request is freed.
+    let seen = unsafe { &*user.cast::<Seen>() };
+    match event.kind {
+        EventKind::Token => seen.tokens.lock().unwrap().push(event.token),
+        EventKind::End => _ = seen.n_ends.fetch_add(1, Ordering::SeqCst),
+        _ => {}
+    }
+    if seen.frees && seen.tokens.lock().unwrap().len() == 3 {
+        assert_eq!(eldr_request_free(request), Status::Ok);
+    }
+    true
+}
+
+fn called(engine: *mut EngineHandle, seen: &'static Seen) -> *mut RequestHandle {
+    let user = ptr::from_ref(seen).cast_mut().cast();
+    submit(engine, &RequestParams { on_event: Some(on_event), user, ..params(60) }).unwrap()
+}
+
+#[test]
+fn a_callback_gets_every_event_until_it_frees_its_request() {
+    let engine = export_engine(engine());
+    let seen: &Seen = Box::leak(Box::default());
+    let request = called(engine, seen);
+    while seen.n_ends.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(next(request, 0).unwrap_err(), Status::Argument, "its events go to the callback");
+    assert_eq!(eldr_request_free(request), Status::Ok);
+    assert_eq!(*seen.tokens.lock().unwrap(), expected(60));
+
+    let seen: &Seen = Box::leak(Box::new(Seen { frees: true, ..Seen::default() }));
+    let request = called(engine, seen);
+    while seen.tokens.lock().unwrap().len() < 3 {
+        std::thread::yield_now();
+    }
+    while eldr_request_cancel(request) == Status::Ok {
+        std::thread::yield_now();
+    }
+    assert_eq!(eldr_request_free(request), Status::Handle, "the callback has freed it");
+    assert_eq!(eldr_engine_drain(engine, 60_000), Status::Ok);
+    assert_eq!(*seen.tokens.lock().unwrap(), expected(3), "nothing was called after that");
+    assert_eq!(seen.n_ends.load(Ordering::SeqCst), 0);
+    assert_eq!(eldr_engine_free(engine), Status::Ok);
+}
+
+#[test]
+fn refusals_are_statuses_with_a_sentence() {
+    let engine = export_engine(engine());
+    let refused = |params: RequestParams| submit(engine, &params).unwrap_err();
+    assert_eq!(refused(RequestParams { max_tokens: 0, ..params(1) }), Status::Request);
+    assert_eq!(refused(RequestParams { prompt: ptr::null(), ..params(1) }), Status::Null);
+    assert_eq!(refused(RequestParams { size: 8, ..params(1) }), Status::StructSize);
+    // SAFETY: the thread's last error is terminated.
+    let error = unsafe { CStr::from_ptr(eldr_last_error()) }.to_str().unwrap();
+    assert!(error.contains("eldr_request_params is 8"), "{error}");
+
+    let mut tokens = [0; 8];
+    let mut n = MaybeUninit::uninit();
+    let text = c"abc";
+    // SAFETY: three bytes, and room for eight tokens.
+    let status = unsafe { eldr_engine_tokenize(engine, text.as_ptr(), 3, tokens.as_mut_ptr(), 8, Some(&mut n)) };
+    // SAFETY: written above.
+    assert_eq!((status, unsafe { n.assume_init() }, &tokens[..3]), (Status::Ok, 3, &[0, 1, 2][..]));
+
+    let mut json = MaybeUninit::uninit();
+    // SAFETY: a place for a pointer.
+    assert_eq!(unsafe { eldr_engine_stats_json(engine, Some(&mut json)) }, Status::Ok);
+    // SAFETY: written above.
+    let json = unsafe { json.assume_init() };
+    // SAFETY: the thread's last text is terminated.
+    let json = unsafe { CStr::from_ptr(json) }.to_str().unwrap();
+    let stats: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!((&stats["policy"], &stats["workers"][1]["n_slots"]), (&"least_loaded".into(), &4.into()));
+
+    assert_eq!(eldr_engine_drain(engine, 10_000), Status::Ok);
+    assert_eq!(refused(params(1)), Status::Draining);
+    assert_eq!(eldr_engine_free(engine), Status::Ok);
+    assert_eq!(refused(params(1)), Status::Handle);
+}
