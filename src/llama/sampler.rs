@@ -370,7 +370,8 @@ mod tests {
         };
         assert_eq!(with(vec![(5, f32::NEG_INFINITY)]), Ok(6));
         assert_eq!(with(vec![(7, 2.5)]), Ok(7));
-        let all: Vec<_> = (0..model().n_vocab()).map(|id| (id as Token, f32::NEG_INFINITY)).collect();
+        let all: Vec<_> =
+            (0..model().n_vocab()).map(|id| (Token::try_from(id).expect("a token"), f32::NEG_INFINITY)).collect();
         assert_eq!(with(all), Ok(model().eos().expect("a last token")));
         let params = SamplingParams { logit_bias: vec![(-1, 1.0)], ..SamplingParams::default() };
         assert!(Sampler::new(model(), &params, &[]).is_err());

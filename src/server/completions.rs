@@ -52,7 +52,9 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
 /// Puts prompts and answers into the request log, if that was asked for at the start.
 pub(super) fn log_text(app: &App, choices: &mut [Choice], prompt: Option<&Value>) {
     if app.config.log_text {
-        choices.iter_mut().for_each(|choice| choice.log_text(prompt.cloned().unwrap_or_default()));
+        for choice in choices {
+            choice.log_text(prompt.cloned().unwrap_or_default());
+        }
     }
 }
 

@@ -89,19 +89,13 @@ fn content(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
             let mut text = String::new();
             for (at, part) in parts.iter().enumerate() {
                 let part = Fields::of(part, &format!("{path}[{at}]"))?;
-                match part.text("type")? {
-                    Some("text") => {
-                        part.required("text")?;
-                        text.push_str(part.text("text")?.unwrap_or_default());
-                    }
-                    _ => {
-                        let path = part.path("type");
-                        return Err(ApiError::invalid(
-                            &path,
-                            format!("{path} must be text: this server reads nothing else"),
-                        ));
-                    }
+                if part.text("type")? != Some("text") {
+                    let path = part.path("type");
+                    let why = format!("{path} must be text: this server reads nothing else");
+                    return Err(ApiError::invalid(&path, why));
                 }
+                part.required("text")?;
+                text.push_str(part.text("text")?.unwrap_or_default());
             }
             Ok(Some(text))
         }

@@ -83,7 +83,7 @@ impl Answer {
             whole.route = self.explain.then(|| reading.entry.to_json());
         }
         let usage = self.usage();
-        Ok(Json(self.shape.whole(wholes, usage, self.app.tokenizer().as_ref())).into_response())
+        Ok(Json(self.shape.whole(wholes, &usage, self.app.tokenizer().as_ref())).into_response())
     }
 
     /// Server-sent events: a chunk for each part as it comes, the usage if asked for, and `[DONE]`.
@@ -122,12 +122,12 @@ impl Answer {
                     deltas.push(Delta::Content(String::new()));
                 }
                 // The tokens go with the first part of their text.
-                deltas.iter().map(|delta| self.shape.delta(index, delta, logprobs.take())).collect()
+                deltas.iter().map(|delta| self.shape.delta(index, delta, &logprobs.take())).collect()
             }
             Piece::Done(finish) => {
                 let deltas = output.finish();
                 let mut chunks: Vec<Value> =
-                    deltas.iter().map(|delta| self.shape.delta(index, delta, Value::Null)).collect();
+                    deltas.iter().map(|delta| self.shape.delta(index, delta, &Value::Null)).collect();
                 let route = self.explain.then(|| entry.to_json());
                 chunks.push(self.shape.ending(index, finish_name(finish, output), route));
                 chunks
@@ -161,18 +161,18 @@ impl Talk {
             match self.answer.pieces.next().await {
                 Some((index, piece)) => match self.answer.chunks(index, piece) {
                     Ok(chunks) => self.ready.extend(chunks.iter().map(Value::to_string)),
-                    Err(error) => self.end(error.to_json()),
+                    Err(error) => self.end(&error.to_json()),
                 },
                 None if self.include_usage => {
                     let usage = self.answer.shape.usage(self.answer.usage());
-                    self.end(usage);
+                    self.end(&usage);
                 }
                 None => self.close(),
             }
         }
     }
 
-    fn end(&mut self, last: Value) {
+    fn end(&mut self, last: &Value) {
         self.ready.push_back(last.to_string());
         self.close();
     }

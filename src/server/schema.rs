@@ -128,9 +128,9 @@ impl<'a> Writer<'a> {
             return Err(self.too_large());
         }
         if at == self.rules.len() {
-            self.rules.push(rule)
+            self.rules.push(rule);
         } else {
-            self.rules[at] = rule
+            self.rules[at] = rule;
         }
         Ok(())
     }

@@ -37,14 +37,14 @@ impl Shape {
     pub fn opening(&self, index: usize) -> Option<Value> {
         match self.kind {
             Kind::Completion => None,
-            Kind::Chat => Some(self.chunk(json!([{
+            Kind::Chat => Some(self.chunk(&json!([{
                 "index": index, "delta": { "role": "assistant", "content": "" }, "logprobs": null, "finish_reason": null,
             }]))),
         }
     }
 
     /// The chunk that carries a part of a choice.
-    pub fn delta(&self, index: usize, delta: &Delta, logprobs: Value) -> Value {
+    pub fn delta(&self, index: usize, delta: &Delta, logprobs: &Value) -> Value {
         let choice = match (self.kind, delta) {
             (Kind::Completion, Delta::Content(text) | Delta::Reasoning(text)) => {
                 json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": null })
@@ -60,12 +60,12 @@ impl Shape {
                 json!({ "index": index, "delta": { "tool_calls": calls }, "logprobs": logprobs, "finish_reason": null })
             }
         };
-        self.chunk(json!([choice]))
+        self.chunk(&json!([choice]))
     }
 
     /// The chunk that ends a choice.
     pub fn ending(&self, index: usize, finish: &str, route: Option<Value>) -> Value {
-        let mut chunk = self.chunk(match self.kind {
+        let mut chunk = self.chunk(&match self.kind {
             Kind::Completion => json!([{ "index": index, "text": "", "logprobs": null, "finish_reason": finish }]),
             Kind::Chat => json!([{ "index": index, "delta": {}, "logprobs": null, "finish_reason": finish }]),
         });
@@ -77,13 +77,13 @@ impl Shape {
 
     /// The chunk behind all others for clients that asked for it.
     pub fn usage(&self, usage: Value) -> Value {
-        let mut chunk = self.chunk(json!([]));
+        let mut chunk = self.chunk(&json!([]));
         chunk["usage"] = usage;
         chunk
     }
 
     /// The answer of a request that is not streamed.
-    pub fn whole(&self, choices: Vec<Whole>, usage: Value, tokenizer: &dyn Tokenizer) -> Value {
+    pub fn whole(&self, choices: Vec<Whole>, usage: &Value, tokenizer: &dyn Tokenizer) -> Value {
         let mut routes = Vec::new();
         let choices: Vec<Value> = choices
             .into_iter()
@@ -96,7 +96,7 @@ impl Shape {
                         "index": index, "text": choice.content, "logprobs": logprobs, "finish_reason": choice.finish,
                     }),
                     Kind::Chat => json!({
-                        "index": index, "message": message(choice.content, choice.reasoning, choice.calls),
+                        "index": index, "message": message(&choice.content, &choice.reasoning, choice.calls),
                         "logprobs": logprobs, "finish_reason": choice.finish,
                     }),
                 }
@@ -155,7 +155,7 @@ impl Shape {
         }
     }
 
-    fn chunk(&self, choices: Value) -> Value {
+    fn chunk(&self, choices: &Value) -> Value {
         let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
         json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
@@ -168,7 +168,7 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
-fn message(content: String, reasoning: String, calls: Vec<Value>) -> Value {
+fn message(content: &str, reasoning: &str, calls: Vec<Value>) -> Value {
     let mut message = json!({ "role": "assistant", "content": content });
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, fmt::Write as _, io};
 
 use minijinja::{Environment, Error, ErrorKind, Value as Jinja, syntax::SyntaxConfig, value::Kwargs};
 use serde::{Deserialize as _, Serialize as _};
@@ -85,6 +85,7 @@ fn sentence(error: &Error) -> String {
 
 /// As Python's `json.dumps`, which the templates were written for: a space after comma and colon, keys as they came, no
 /// escapes for HTML.
+#[expect(clippy::needless_pass_by_value, reason = "a filter's options are its own")]
 fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _: Option<bool> = options.get("ensure_ascii")?;
@@ -141,25 +142,33 @@ fn strftime(format: &str, seconds: u64) -> String {
     let mut text = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
-        if c != '%' {
-            text.push(c);
-            continue;
-        }
-        match chars.next() {
-            Some('Y') => text.push_str(&year.to_string()),
-            Some('m') => text.push_str(&format!("{month:02}")),
-            Some('d') => text.push_str(&format!("{day:02}")),
-            Some('B') => text.push_str(name),
-            Some('b') => text.push_str(&name[..3]),
-            Some('A') => text.push_str(weekday),
-            Some('a') => text.push_str(&weekday[..3]),
-            Some('H') => text.push_str(&format!("{:02}", second / 3600)),
-            Some('M') => text.push_str(&format!("{:02}", second / 60 % 60)),
-            Some('S') => text.push_str(&format!("{:02}", second % 60)),
-            Some('%') => text.push('%'),
-            Some(other) => text.extend(['%', other]),
-            None => text.push('%'),
-        }
+        let number = match (c, chars.as_str().chars().next()) {
+            ('%', Some('m')) => month,
+            ('%', Some('d')) => day,
+            ('%', Some('H')) => second / 3600,
+            ('%', Some('M')) => second / 60 % 60,
+            ('%', Some('S')) => second % 60,
+            ('%', Some(word)) => {
+                chars.next();
+                match word {
+                    'Y' => text.push_str(&year.to_string()),
+                    'B' => text.push_str(name),
+                    'b' => text.push_str(&name[..3]),
+                    'A' => text.push_str(weekday),
+                    'a' => text.push_str(&weekday[..3]),
+                    '%' => text.push('%'),
+                    other => text.extend(['%', other]),
+                }
+                continue;
+            }
+            _ => {
+                text.push(c);
+                continue;
+            }
+        };
+        chars.next();
+        // Writing to a string does not fail.
+        let _ = write!(text, "{number:02}");
     }
     text
 }

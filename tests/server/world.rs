@@ -191,9 +191,9 @@ impl World {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.address);
         for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
+            head += &format!("{name}: {value}\r\n");
         }
-        head.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
+        head += &format!("Content-Length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).unwrap();
         // A body that is refused before its end may not be written whole.
         let _ = stream.write_all(body);
