@@ -36,7 +36,7 @@ impl Buckets {
     fn over(first: u32, last: u32, n: u32) -> Self {
         // Even, so that a cosine halfway between two keys rounds to the same one from here as from zero.
         let first = first & !1;
-        let shift = (0..).find(|shift| (last >> shift) - (first >> shift) < n).expect("one bucket at last");
+        let shift = (0..u32::BITS).find(|shift| (last >> shift) - (first >> shift) < n).expect("one bucket at last");
         Self { first: first >> shift << shift, last, shift }
     }
 

@@ -54,6 +54,7 @@ impl<const B: usize> Histogram<B> {
 }
 
 /// One value for each of `B` buckets.
+#[expect(clippy::unnecessary_box_returns, reason = "hundreds of kilobytes are too many for a stack")]
 fn per_bucket<T: Clone + Default, const B: usize>() -> Box<[T; B]> {
     vec![T::default(); B].into_boxed_slice().try_into().ok().expect("as many as asked for")
 }

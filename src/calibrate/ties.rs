@@ -59,7 +59,9 @@ impl RankSums {
         entries.sort_unstable();
         for tied in entries.chunk_by(|a, b| a >> 32 == b >> 32) {
             let mut group = Group::default();
-            tied.iter().for_each(|&entry| group.add(entry as u32));
+            for &entry in tied {
+                group.add(entry as u32);
+            }
             self.add(group);
         }
     }
