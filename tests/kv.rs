@@ -152,7 +152,9 @@ fn cold(prompt: &[Token]) -> ExpertCounts {
     let mut counts = ExpertCounts::new(&layers, MODEL.n_expert);
     counts.add_tokens(prompt.len() as u32);
     for &layer in &layers {
-        prompt.iter().for_each(|&token| counts.add(layer, &MODEL.picks(token, layer)));
+        for &token in prompt {
+            counts.add(layer, &MODEL.picks(token, layer));
+        }
     }
     counts
 }
@@ -357,7 +359,9 @@ proptest! {
                 }
                 Op::Cancel(nth) => {
                     let id = world.running.keys().copied().nth(*nth);
-                    id.into_iter().for_each(|id| world.worker.cancel(id, FinishReason::Cancelled));
+                    if let Some(id) = id {
+                        world.worker.cancel(id, FinishReason::Cancelled);
+                    }
                 }
                 Op::Step => drop(world.step()),
             }

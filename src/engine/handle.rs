@@ -128,11 +128,21 @@ impl Engine {
             let info = worker.runner.info();
             let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
             let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
-            starter.spawn(Source::Prefill(WorkerId(index as u32)), worker, Scheduler::Prefill(scheduler), inbox)?;
+            starter.spawn(
+                Source::Prefill(WorkerId(index as u32)),
+                worker,
+                Scheduler::Prefill(Box::new(scheduler)),
+                inbox,
+            )?;
         }
         for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {
             let scheduler = DecodeWorker::new(worker.runner.info(), parts.chunk, &eog);
-            starter.spawn(Source::Decode(WorkerId(index as u32)), worker, Scheduler::Decode(scheduler), inbox)?;
+            starter.spawn(
+                Source::Decode(WorkerId(index as u32)),
+                worker,
+                Scheduler::Decode(Box::new(scheduler)),
+                inbox,
+            )?;
         }
         starter.spawn_deadlines()?;
         if let Some(fits) = fits {
@@ -179,7 +189,7 @@ impl Engine {
         let (to, inbox) = unbounded();
         let id = shared.add_decode(worker.runner.info().n_slots, to)?;
         let scheduler = DecodeWorker::new(worker.runner.info(), terms.chunk, tokenizer.end_tokens());
-        match spawn_worker(shared, Source::Decode(id), worker, Scheduler::Decode(scheduler), inbox) {
+        match spawn_worker(shared, Source::Decode(id), worker, Scheduler::Decode(Box::new(scheduler)), inbox) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);

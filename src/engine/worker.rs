@@ -15,8 +15,8 @@ use crate::{
 
 /// Either kind of worker's state machine.
 pub(super) enum Scheduler {
-    Prefill(PrefillWorker),
-    Decode(DecodeWorker),
+    Prefill(Box<PrefillWorker>),
+    Decode(Box<DecodeWorker>),
 }
 
 /// What a decode step tells beside its events.

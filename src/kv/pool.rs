@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, hash_map::Entry};
 
 use super::{
     BlockEvent,
@@ -173,8 +173,8 @@ impl Pool {
             self.release(id);
             return into;
         }
-        if !self.full.contains_key(&name.0) {
-            self.full.insert(name.0, id);
+        if let Entry::Vacant(place) = self.full.entry(name.0) {
+            place.insert(id);
             self.blocks[id as usize].indexed = true;
         }
         let name = self.blocks[id as usize].indexed.then_some(name);

@@ -323,7 +323,9 @@ mod tests {
             ops in prop::collection::vec(op(), 1..120)
         ) {
             let mut both = Both::new();
-            ops.iter().for_each(|op| both.run(op));
+            for op in &ops {
+                both.run(op);
+            }
             for sequence in 0..N_SEQUENCES {
                 both.truncate(sequence, 0);
             }

@@ -188,10 +188,9 @@ impl PrefixCache {
         self.ledger.unpin(index);
         let n_there = self.n_there[index];
         let n_kept = match self.reuse {
-            Reuse::Nothing => 0,
             Reuse::Prefix => self.ledger.truncate(index, n_there),
             Reuse::Whole if self.ledger.len(index) == n_there => n_there,
-            Reuse::Whole => 0,
+            Reuse::Nothing | Reuse::Whole => 0,
         };
         self.cut(index, n_kept, runner)?;
         while self.ledger.n_tokens() > self.config.max_tokens
