@@ -223,7 +223,7 @@ mod tests {
             let load = load(&mut rng);
             for worker in 0..2 {
                 let ratio = times.get(worker).of(&load) / (TRUTH.of(&load) * (1 + worker) as f64);
-                assert!((ratio - 1.0).abs() < 0.05, "worker {worker}: {ratio}");
+                assert!((ratio - 1.0).abs() < 0.15, "worker {worker}: {ratio}");
             }
             let unseen = times.get(2).of(&load) / TRUTH.of(&load);
             assert!((0.5..3.0).contains(&unseen), "{unseen}");

@@ -33,6 +33,9 @@ impl<T> Waiting<T> {
 
     /// Any of the first so many may be given the next place.
     pub(super) fn n_choices(&self) -> usize {
+        if self.age_bound == 1 {
+            return self.items.len().min(1);
+        }
         let next = self.n_given;
         let is_pressing = |(at, (_, due)): (usize, &(T, u64))| *due <= next + at as u64;
         self.items.iter().enumerate().position(is_pressing).map_or(self.items.len(), |at| at + 1)
