@@ -12,7 +12,8 @@ use eldr::{
     engine::{Engine, EngineParts, EngineWorker, Tokenizer},
     route::LeastLoaded,
     schedule::{
-        DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks,
+        DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerInfo, SeqState,
+        StepPicks,
     },
     server::{ModelCard, Server, ServerConfig},
     signature::ExpertCounts,
@@ -152,6 +153,7 @@ impl World {
             limits,
             chunk: 64,
             n_expert: MODEL.n_expert,
+            prefix: PrefixConfig::default(),
         };
         let engine = Engine::start(parts).unwrap();
         let card = ModelCard { id: "fake".to_owned(), ..card };
