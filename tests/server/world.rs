@@ -10,13 +10,13 @@ use std::{
 
 use eldr::{
     engine::{Engine, EngineParts, EngineWorker, Tokenizer},
+    kv::ChunkCounts,
     route::LeastLoaded,
     schedule::{
         DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerInfo, SeqState,
         StepPicks,
     },
     server::{ModelCard, Server, ServerConfig},
-    signature::ExpertCounts,
     types::{SamplingParams, Slot, Token},
 };
 use serde_json::Value;
@@ -90,7 +90,7 @@ impl ModelRunner for Gated {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         self.1.pass();
         self.0.prefill(slot, tokens, pos, last, counts)
