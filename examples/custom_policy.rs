@@ -27,7 +27,15 @@ impl RoutePolicy for Pack {
         // `min_by_key` keeps the first of equals: the lowest id.
         let worker = eligible.min_by_key(|w| w.n_slots - w.n_inflight).ok_or(none)?;
         let (reason, n_inflight) = (Reason::Load, worker.n_inflight);
-        Ok(Decision { worker: worker.id, reason, similarity: None, best_similarity: None, band, n_inflight })
+        Ok(Decision {
+            worker: worker.id,
+            reason,
+            similarity: None,
+            best_similarity: None,
+            band,
+            n_inflight,
+            marginal: None,
+        })
     }
 }
 

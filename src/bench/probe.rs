@@ -12,7 +12,7 @@ use crate::{
     kv::ChunkCounts,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
     schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
-    types::{SamplingParams, Slot, Token, WorkerId},
+    types::{RequestId, SamplingParams, Slot, Token, WorkerId},
 };
 
 /// Watches runners and a policy from outside, on either clock: decode batches and the experts they picked, hand-offs,
@@ -181,5 +181,25 @@ impl RoutePolicy for WatchedPolicy {
         let mut log = self.probe.log.lock();
         log.seen.decisions.push((self.probe.started.elapsed(), decision.clone(), took));
         Ok(decision)
+    }
+
+    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
+        self.policy.cost(request, workers)
+    }
+
+    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
+        self.policy.placed(request, worker);
+    }
+
+    fn left(&mut self, id: RequestId, worker: WorkerId) {
+        self.policy.left(id, worker);
+    }
+
+    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
+        self.policy.stepped(worker, n_batch, time);
+    }
+
+    fn step_time_error(&self) -> Option<f64> {
+        self.policy.step_time_error()
     }
 }

@@ -90,7 +90,7 @@ pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<B
     let mut config = params.config.clone();
     config.seed = params.seed;
     config.heed_verdict = false;
-    // Of the policies, only one has centroids.
+    // Only some of the policies have centroids.
     let refit = config.refit.take();
     if params.clock == Clock::Virtual && config.n_threads == 0 {
         config.n_threads = threads_alone();
@@ -133,7 +133,7 @@ struct Bench<'a> {
     config: EngineConfig,
     refit: Option<RefitConfig>,
     /// What refits came to, a run each.
-    refits: Vec<RefitStats>,
+    refits: Vec<(PolicyKind, RefitStats)>,
     /// What each run's prefill workers kept and used again.
     caches: Vec<(PolicyKind, CacheStats)>,
     model: LoadedModel,
@@ -154,7 +154,7 @@ impl Bench<'_> {
                 let measure = Durations::Measure(Vec::new());
                 let VirtualOutcome { mut timeline, durations, refit, cache } =
                     self.run_virtual(None, measure, &mut |n| hear(false, n))?;
-                self.refits.extend(refit);
+                self.refits.extend(refit.map(|stats| (policy, stats)));
                 self.caches.push((policy, cache));
                 if count && !timeline.count(&self.picks) {
                     let mut picks = PickStore::default();
@@ -240,8 +240,8 @@ impl Bench<'_> {
     }
 
     fn refitter(&self) -> Result<Option<Refitter>, BenchError> {
-        let (Some(refit), Some(calibration), PolicyKind::LocalityBand) =
-            (&self.refit, &self.calibration, self.config.policy)
+        let (Some(refit), Some(calibration), true) =
+            (&self.refit, &self.calibration, self.config.policy.uses_centroids())
         else {
             return Ok(None);
         };
@@ -260,16 +260,16 @@ impl Bench<'_> {
         let probe = Probe::new(started, Stopwatch::Wall);
         let parts = self.parts(tap, &probe)?;
         let engine = match &self.refit {
-            Some(refit) if self.config.policy == PolicyKind::LocalityBand => {
+            Some(refit) if self.config.policy.uses_centroids() && parts.calibration.is_some() => {
                 Engine::start_refitting(parts, refit.clone())?
             }
             _ => Engine::start(parts)?,
         };
         let timeline = run_real(&engine, &self.requests, self.params.concurrency, &probe, started, progress)?;
         if !tap {
-            let stats = engine.stats();
-            self.refits.extend(stats.refit);
-            self.caches.push((self.config.policy, stats.cache));
+            let (policy, stats) = (self.config.policy, engine.stats());
+            self.refits.extend(stats.refit.map(|stats| (policy, stats)));
+            self.caches.push((policy, stats.cache));
         }
         Ok(timeline)
     }
@@ -284,7 +284,11 @@ impl Bench<'_> {
             });
             watched.collect()
         };
-        let tapped = self.calibration.as_ref().map(|c| c.layers.clone()).unwrap_or_default();
+        let tapped = if self.params.policies.iter().any(|policy| policy.uses_counts()) {
+            self.model.usable_layers()
+        } else {
+            self.calibration.as_ref().map(|c| c.layers.clone()).unwrap_or_default()
+        };
         let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
         Ok(EngineParts {
             prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
@@ -338,9 +342,9 @@ impl Bench<'_> {
                 )
             }));
         }
-        for refit in &self.refits {
+        for (policy, refit) in &self.refits {
             let mut note = format!(
-                "locality_band's centroids followed the traffic: set anew {} times in {} checks.",
+                "{policy}'s centroids followed the traffic: set anew {} times in {} checks.",
                 refit.n_swaps, refit.n_checks
             );
             if let Some(Reads { distinct, batch }) = refit.reads {

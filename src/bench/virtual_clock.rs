@@ -66,7 +66,8 @@ pub enum Durations {
 
 enum Happening {
     Arrival(usize),
-    StepDone(Source, Vec<WorkerEvent>),
+    /// Of a step that did nothing but decode: its sequences and time.
+    StepDone(Source, Option<(u32, Duration)>, Vec<WorkerEvent>),
 }
 
 impl<S> Worker<S> {
@@ -132,8 +133,11 @@ impl<'a> VirtualRun<'a> {
             let mut commands = Vec::new();
             match happening {
                 Happening::Arrival(index) => held.push_back(index),
-                Happening::StepDone(source, events) => {
+                Happening::StepDone(source, ran, events) => {
                     self.worker_done(source);
+                    if let (Source::Decode(worker), Some((n_batch, took))) = (source, ran) {
+                        self.dispatcher.stepped(worker, n_batch, took);
+                    }
                     for event in events {
                         if let WorkerEvent::Token { id, token, .. } = event {
                             self.timeline.token(id, token, at);
@@ -241,7 +245,7 @@ impl<'a> VirtualRun<'a> {
                 let mut events = Vec::new();
                 let start = self.probe.stopwatch().start();
                 worker.scheduler.step(worker.runner.as_mut(), &mut events);
-                self.started(Source::Prefill(WorkerId(index as u32)), events, start.elapsed())?;
+                self.started(Source::Prefill(WorkerId(index as u32)), None, events, start.elapsed())?;
             }
         }
         for index in 0..self.decode.len() {
@@ -252,6 +256,7 @@ impl<'a> VirtualRun<'a> {
                 let start = self.probe.stopwatch().start();
                 let step = worker.scheduler.step(worker.runner.as_mut(), &mut events);
                 let took = start.elapsed();
+                let alone = step.n_decoded_alone();
                 let mut members = Vec::with_capacity(step.requests.len());
                 for (item, &id) in step.requests.iter().enumerate() {
                     let n = self.n_steps.entry(id).or_default();
@@ -264,7 +269,7 @@ impl<'a> VirtualRun<'a> {
                     *n += 1;
                 }
                 let worker = WorkerId(index as u32);
-                let done = self.started(Source::Decode(worker), events, took)?;
+                let done = self.started(Source::Decode(worker), alone, events, took)?;
                 if !members.is_empty() {
                     self.timeline.stepped(done, worker, members);
                 }
@@ -273,7 +278,14 @@ impl<'a> VirtualRun<'a> {
         Ok(())
     }
 
-    fn started(&mut self, source: Source, events: Vec<WorkerEvent>, took: Duration) -> Result<Duration, BenchError> {
+    /// `alone` are the sequences of a step that did nothing but decode.
+    fn started(
+        &mut self,
+        source: Source,
+        alone: Option<u32>,
+        events: Vec<WorkerEvent>,
+        took: Duration,
+    ) -> Result<Duration, BenchError> {
         let took = took + self.probe.take_replayed();
         let took = match &mut self.durations {
             Durations::Measure(durations) => {
@@ -285,7 +297,8 @@ impl<'a> VirtualRun<'a> {
         let done = self.now + took;
         // What the probe saw happened when the step ends on the clock.
         self.timeline.saw(self.probe.take(), Some(done));
-        self.at(done, Happening::StepDone(source, events));
+        let ran = alone.map(|n_batch| (n_batch, took));
+        self.at(done, Happening::StepDone(source, ran, events));
         Ok(done)
     }
 }

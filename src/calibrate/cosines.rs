@@ -2,6 +2,8 @@
 //!
 //! Never ranks them itself.
 
+use rayon::prelude::*;
+
 use crate::calibrate::PairProducts;
 
 /// Cosines are ranked on a grid of 2^-24, the resolution of the single-precision products they are made of. A key is
@@ -17,58 +19,41 @@ pub(super) struct SummedProducts {
     squares: Vec<f64>,
 }
 
-/// Keys in order, in so many equal ranges, numbered from 0. Keys below `first` are taken for `first`, those above `last`
-/// for `last`.
+/// Keys in order, in equal ranges of 2^`shift` keys, numbered from 0. Keys below `first` are taken for `first`, those
+/// above `last` for `last`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Buckets {
     first: u32,
     last: u32,
-    /// Buckets a key, at most 1.
-    scale: f64,
+    shift: u32,
 }
 
 impl Buckets {
     /// Every key for itself.
-    pub const KEYS: Self = Self { first: 0, last: LAST_KEY, scale: 1.0 };
+    pub const KEYS: Self = Self { first: 0, last: LAST_KEY, shift: 0 };
 
-    /// At most `n` buckets from `first` to `last`.
+    /// At most `n` buckets from `first` or a little before to `last`, as narrow as that allows.
     fn over(first: u32, last: u32, n: u32) -> Self {
-        let width = f64::from(last - first).max(1.0);
-        Self { first, last, scale: (f64::from(n - 1) / width).min(1.0) }
+        // Even, so that a cosine halfway between two keys rounds to the same one from here as from zero.
+        let first = first & !1;
+        let shift = (0..).find(|shift| (last >> shift) - (first >> shift) < n).expect("one bucket at last");
+        Self { first: first >> shift << shift, last, shift }
     }
 
     /// The bucket of `key`.
-    pub fn of(self, key: u32) -> u32 {
-        Scale::new(self).bucket(f64::from(key) - f64::from(KEY_OF_ZERO))
-    }
-}
-
-/// [`Buckets`] in numbers that suit cosines times 2^24.
-#[derive(Clone, Copy)]
-struct Scale {
-    low: f64,
-    high: f64,
-    factor: f64,
-}
-
-impl Scale {
-    fn new(buckets: Buckets) -> Self {
-        let place = |key: u32| f64::from(key) - f64::from(KEY_OF_ZERO);
-        Self { low: place(buckets.first), high: place(buckets.last), factor: buckets.scale }
-    }
-
-    /// The bucket of a cosine times 2^24: rounded to its key first, so that equal keys share a bucket.
     #[inline]
-    fn bucket(self, cosine: f64) -> u32 {
-        // Adding 1.5 * 2^52 rounds to the nearest whole number; adding 2^52 to one that is not negative leaves it in the
-        // low bits of the mantissa, too.
-        const ROUND: f64 = (3u64 << 51) as f64;
-        const BITS: f64 = (1u64 << 52) as f64;
-        // Not `clamp`: these two comparisons are one instruction each for several pairs.
-        let cosine = if cosine > self.low { cosine } else { self.low };
-        let cosine = if cosine < self.high { cosine } else { self.high };
-        let key = (cosine + ROUND) - ROUND;
-        ((key - self.low) * self.factor + BITS).to_bits() as u32
+    pub fn of(self, key: u32) -> u32 {
+        (key.clamp(self.first, self.last) - self.first) >> self.shift
+    }
+
+    /// Keys that each but the first and the last bucket may hold, from a multiple of this on.
+    pub fn width(self) -> usize {
+        1 << self.shift
+    }
+
+    /// The last bucket.
+    pub fn last(self) -> u32 {
+        self.of(self.last)
     }
 }
 
@@ -88,9 +73,7 @@ impl SummedProducts {
 
     /// Adds a layer.
     pub fn add(&mut self, layer: &PairProducts) {
-        for (sum, &x) in self.pairs.iter_mut().zip(&layer.pairs) {
-            *sum += f64::from(x);
-        }
+        self.pairs.par_iter_mut().with_min_len(1 << 14).zip(&layer.pairs).for_each(|(sum, &x)| *sum += f64::from(x));
         for (sum, &x) in self.squares.iter_mut().zip(&layer.squares) {
             *sum += f64::from(x);
         }
@@ -157,13 +140,21 @@ impl Cosines<'_> {
 
     /// Buckets of request `i` with all later ones, of which the first is pair `start`.
     fn row(&self, i: usize, start: usize, zeros: &[f32], buckets: Buckets, row: &mut [u32]) {
-        let scale = Scale::new(buckets);
+        // Adding 1.5 * 2^52, or an even number less, rounds to the nearest whole number, halves to even ones, and leaves
+        // it in the low bits of the mantissa.
+        const ROUND: f64 = (3u64 << 51) as f64;
+        let [low, high] = [buckets.first, buckets.last].map(|key| f64::from(key) - f64::from(KEY_OF_ZERO));
+        let round = ROUND - low;
         let mine = self.inverse_lengths[i] * f64::from(KEY_OF_ZERO);
         let theirs = &self.inverse_lengths[i + 1..];
         let sums = &self.sums[start..][..theirs.len()];
         let products = &self.products.map_or(zeros, |products| &products[start..])[..theirs.len()];
         for (((bucket, sum), &product), other) in row.iter_mut().zip(sums).zip(products).zip(theirs) {
-            *bucket = scale.bucket((sum + f64::from(product)) * (mine * other));
+            let cosine = (sum + f64::from(product)) * (mine * other);
+            // Not `clamp`: these two comparisons are one instruction each for several pairs.
+            let cosine = if cosine > low { cosine } else { low };
+            let cosine = if cosine < high { cosine } else { high };
+            *bucket = (cosine + round).to_bits() as u32 >> buckets.shift;
         }
     }
 }
@@ -218,17 +209,22 @@ mod tests {
         assert_eq!(beside, [(1 << 24) + 3 * (1 << 21), 1 << 24, 1 << 24]);
         sums.add(&b);
         assert_eq!(keys(&sums.cosines(), Buckets::KEYS), beside);
-        let buckets = Buckets { first: (1 << 24) + 5, last: (1 << 24) + 9, scale: 0.5 };
+        let buckets = Buckets { first: (1 << 24) + 4, last: (1 << 24) + 9, shift: 1 };
         assert_eq!(keys(&sums.cosines(), buckets), [2, 0, 0]);
     }
 
     #[test]
-    fn buckets_are_in_the_order_of_keys() {
+    fn buckets_are_in_the_order_of_keys_and_as_narrow_as_can_be() {
         for n in [4, 1 << 16] {
             for (first, last) in [(0, 0), (0, LAST_KEY), (7, 9), (LAST_KEY, LAST_KEY), (1 << 24, (1 << 24) + 200_000)] {
                 let buckets = Buckets::over(first, last, n);
-                let of: Vec<u32> = [0, first, last, LAST_KEY].iter().map(|&key| buckets.of(key)).collect();
-                assert_eq!(of, [0, 0, (last - first).min(n - 1), (last - first).min(n - 1)], "{buckets:?}");
+                assert_eq!(
+                    [0, first & !1, last, LAST_KEY].map(|key| buckets.of(key)),
+                    [0, 0, buckets.last(), buckets.last()]
+                );
+                assert!(buckets.last() < n && buckets.first.is_multiple_of(buckets.width() as u32));
+                let half = buckets.shift.saturating_sub(1);
+                assert!(buckets.shift == 0 || (last >> half) - (first >> half) >= n, "{buckets:?}");
                 let some: Vec<u32> = (0..=LAST_KEY).step_by(1001).map(|key| buckets.of(key)).collect();
                 assert!(some.is_sorted());
             }
@@ -240,12 +236,21 @@ mod tests {
     fn equal_keys_share_a_bucket_in_rows_and_alone() {
         let mut sums = SummedProducts::new(40);
         let mut rng = Rng::new(1);
-        sums.pairs.fill_with(|| rng.uniform() * 1e-5 - 2e-6);
+        // Every other cosine lies halfway between two keys.
+        let mut cosine = |i: usize| {
+            let key = rng.uniform() * 160.0 - 40.0;
+            (if i.is_multiple_of(2) { key.floor() + 0.5 } else { key }) / f64::from(KEY_OF_ZERO)
+        };
+        sums.pairs.iter_mut().enumerate().for_each(|(i, pair)| *pair = cosine(i));
         sums.squares.fill(1.0);
         let cosines = sums.cosines();
-        let buckets = Buckets::over((1 << 24) - 11, (1 << 24) + 77, 32);
-        let alone: Vec<u32> = keys(&cosines, Buckets::KEYS).iter().map(|&key| buckets.of(key)).collect();
-        assert_eq!(keys(&cosines, buckets), alone);
+        for n in [8, 32, 1000] {
+            for first in [(1 << 24) - 11, 1 << 24] {
+                let buckets = Buckets::over(first, (1 << 24) + 77, n);
+                let alone: Vec<u32> = keys(&cosines, Buckets::KEYS).iter().map(|&key| buckets.of(key)).collect();
+                assert_eq!(keys(&cosines, buckets), alone);
+            }
+        }
     }
 
     #[test]

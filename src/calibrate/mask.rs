@@ -1,13 +1,18 @@
 //! Which layers to compare: those that together tell best who will share experts in decode.
 //!
 //! Never samples pairs, and never passes over a candidate that could win.
+//!
+//! Each round every layer left is a candidate, and one pass over all pairs bounds its rho from below and above. The
+//! candidate with the highest lower bound proves all those worse whose upper bound is under it; the others, few in
+//! most rounds, get closer bounds in the same way and, if that leaves several, their exact rho. Bounds only
+//! ever rule out what the exact values would, so the choice is that of comparing exact values throughout.
 
 use rayon::prelude::*;
 
 use crate::calibrate::{
     PairProducts,
     cosines::SummedProducts,
-    ranked::{Bounds, Histogram, Ranked},
+    ranked::{Bounds, COARSE, FINE, Histogram, Ranked},
 };
 
 /// The layers a greedy search adds, in order, and how well each prefix tells decode distances.
@@ -88,7 +93,7 @@ pub(super) fn rho_of_all(layers: &[PairProducts], target: &PairProducts) -> Opti
         sums.add(layer);
     }
     let (target, cosines) = (ranked(target), sums.cosines());
-    target.rho(&cosines, &target.histogram(&cosines))
+    target.rho(&cosines, &target.histogram::<COARSE>(&cosines))
 }
 
 /// All distances on one side are equal.
@@ -109,14 +114,14 @@ struct Search {
 /// A layer that may be added.
 struct Candidate {
     layer: usize,
-    histogram: Histogram,
+    histogram: Histogram<COARSE>,
     bounds: Option<Bounds>,
 }
 
 /// The best of them, and rho with it if that had to be known to choose.
 struct Chosen {
     layer: usize,
-    histogram: Histogram,
+    histogram: Histogram<COARSE>,
     rho: Option<f64>,
 }
 
@@ -139,11 +144,14 @@ impl Search {
 
     /// The candidate to add. Nothing if rho is undefined with any.
     fn best(&self, layers: &[PairProducts], candidates: Vec<Candidate>) -> Option<Chosen> {
-        let lowest = candidates.iter().filter_map(|c| c.bounds).map(|b| b.low).max_by(f64::total_cmp);
-        // A candidate without bounds may be anything.
-        let can_win = |b: Bounds| lowest.is_none_or(|lowest| b.high >= lowest);
-        let mut rivals: Vec<Candidate> =
-            candidates.into_iter().filter(|candidate| candidate.bounds.is_none_or(can_win)).collect();
+        let mut rivals = may_win(candidates);
+        if rivals.len() > 1 {
+            rivals.par_iter_mut().for_each(|rival| {
+                let histogram = self.target.histogram::<FINE>(&self.chosen.cosines_with(&layers[rival.layer]));
+                rival.bounds = self.target.bounds(&histogram);
+            });
+            rivals = may_win(rivals);
+        }
         if rivals.len() == 1
             && let Some(Candidate { layer, histogram, .. }) = rivals.pop_if(|only| only.bounds.is_some())
         {
@@ -158,9 +166,17 @@ impl Search {
     }
 }
 
+/// The candidates that no other is proven better than, in the same order. One without bounds may be anything.
+fn may_win(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+    let lowest = candidates.iter().filter_map(|c| c.bounds).map(|b| b.low).max_by(f64::total_cmp);
+    candidates.retain(|c| c.bounds.is_none_or(|b| lowest.is_none_or(|lowest| b.high >= lowest)));
+    candidates
+}
+
 #[cfg(test)]
 mod tests {
     use ndarray::{Array2, Array3, Axis, concatenate, s};
+    use proptest::prelude::*;
 
     use super::*;
     use crate::{
@@ -233,6 +249,55 @@ mod tests {
             let all = rho_of_all(&layers_of(&x), &pair_products(&y)).expect("spread");
             assert!((all - curve[4]).abs() < 1e-12);
         }
+    }
+
+    proptest! {
+        /// Few values and few requests: ties, requests without weight, layers that are equal or constant.
+        #[test]
+        fn equals_the_definition_whatever_ties(
+            n in 2usize..8,
+            cells in prop::collection::vec(0u8..3, 7 * 5 * 2),
+            constant in 0usize..6,
+            copied in 0usize..4,
+        ) {
+            let mut x = Array3::from_shape_fn((n, 4, 2), |(i, l, e)| f64::from(cells[(i * 5 + l) * 2 + e]));
+            if constant < 4 {
+                x.slice_mut(s![.., constant, ..]).fill(1.0);
+            }
+            let copy = x.slice(s![.., copied, ..]).to_owned();
+            x.slice_mut(s![.., 3, ..]).assign(&copy);
+            let y = Array2::from_shape_fn((n, 2), |(i, e)| f64::from(cells[(i * 5 + 4) * 2 + e]));
+            let layers = layers_of(&x);
+            match choose_layers(&layers, &pair_products(&y), usize::MAX) {
+                Err(NoSpread::Target) => prop_assert!(plain_rho(&y, &y).is_none()),
+                // Once a union of layers has no spread, only the definition's placeholder is left to compare.
+                Err(NoSpread::Layers) => {
+                    prop_assert!(plain_choice(&x, &y).1.iter().any(|&rho| rho == f64::NEG_INFINITY));
+                }
+                Ok(choice) => {
+                    let (order, curve) = plain_choice(&x, &y);
+                    prop_assert_eq!(&choice.order, &order);
+                    for (got, want) in choice.curve.iter().zip(&curve) {
+                        prop_assert!((got - want).abs() < 1e-12, "{:?} {:?}", choice.curve, curve);
+                    }
+                    let peak = curve.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    prop_assert!((choice.rho() - peak).abs() < 1e-12);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_number_of_threads_chooses_as_the_definition_does() {
+        let (x, y) = (random(8, (60, 12, 16)), random(9, (60, 1, 16)).index_axis_move(Axis(1), 0));
+        let (layers, target) = (layers_of(&x), pair_products(&y));
+        let choose = |n_threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("threads");
+            pool.install(|| choose_layers(&layers, &target, usize::MAX))
+        };
+        let one = choose(1);
+        assert_eq!(one.as_ref().expect("spread").order, plain_choice(&x, &y).0);
+        assert!([2, 3, 8].iter().all(|&n| choose(n) == one));
     }
 
     #[test]

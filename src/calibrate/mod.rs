@@ -23,6 +23,7 @@ mod ranked;
 mod report;
 mod shares;
 mod spearman;
+mod ties;
 mod transforms;
 
 pub use assign::{balanced_assignment, weighted_assignment};

@@ -1,18 +1,22 @@
 //! How well distances over some layers follow one fixed side, exactly or within bounds.
 //!
 //! Never samples: every pair counts, in bounds too.
+//!
+//! All of it rests on the keys of [`Cosines`], whole numbers that cut into ranges ("buckets") without ever parting
+//! equal keys. A [`Histogram`] holds, for each bucket, how many pairs fall into it and the sum of their ranks on the
+//! fixed side. That alone fixes rho up to the order inside the buckets, which [`Ranked::bounds`] bounds; more buckets
+//! give closer bounds, fewer stay in a nearer cache. [`Ranked::rho`] goes on to order each bucket.
 
 use rayon::prelude::*;
 
 use crate::calibrate::{
     cosines::{Buckets, Cosines},
     spearman::{covariance, cube_less_one, rho, spread},
+    ties::{Group, RankSums, Table},
 };
 
 /// There are fewer pairs than this: 2,048 requests have 2,096,128.
-const MAX_PAIRS: usize = 1 << N_BITS;
-
-const N_BITS: u32 = 21;
+const MAX_PAIRS: usize = 1 << 21;
 
 /// One side of many correlations: ranked once.
 pub(super) struct Ranked {
@@ -28,62 +32,30 @@ pub(super) struct Bounds {
     pub high: f64,
 }
 
-/// As many as fit the second-level cache beside what streams through it.
-const N_BUCKETS: usize = 1 << 15;
+/// Buckets that stay in the first-level cache, for bounds within about 0.001 of each other.
+pub(super) const COARSE: usize = 1 << 12;
 
-const RANK_SUM_BITS: u32 = 2 * N_BITS + 1;
-const ONE_PAIR: u64 = 1 << RANK_SUM_BITS;
+/// Buckets that stay in the second-level cache, for bounds within about 0.0002.
+pub(super) const FINE: usize = 1 << 15;
 
-/// How many pairs each bucket holds, and the sum of their doubled ranks on the other side.
-pub(super) struct Histogram {
+/// Pairs by their cosines, in `B` buckets.
+pub(super) struct Histogram<const B: usize> {
     buckets: Buckets,
-    /// The sum, at most n (n + 1), below the number: with n below 2^21 both fit one word.
-    words: Box<[u64; N_BUCKETS]>,
+    groups: Box<[Group; B]>,
 }
 
-impl Histogram {
-    fn of(ranks: &[u32], cosines: &Cosines<'_>) -> Self {
-        let mut words: Box<[u64; N_BUCKETS]> = vec![0; N_BUCKETS].into_boxed_slice().try_into().expect("a whole table");
-        let buckets = cosines.buckets(N_BUCKETS as u32);
-        cosines.for_each_row(buckets, |start, row| {
-            for (&bucket, &rank) in row.iter().zip(&ranks[start..]) {
-                words[bucket as usize % N_BUCKETS] += ONE_PAIR | u64::from(rank);
-            }
-        });
-        Self { buckets, words }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.words.iter().map(|&word| (word >> RANK_SUM_BITS, word & (ONE_PAIR - 1)))
+impl<const B: usize> Histogram<B> {
+    /// Counts pairs in `buckets` that have these `ranks` on the other side.
+    fn add(&mut self, buckets: &[u32], ranks: &[u32]) {
+        for (&bucket, &rank) in buckets.iter().zip(ranks) {
+            self.groups[bucket as usize % B].add(rank);
+        }
     }
 }
 
-/// Sums over groups of pairs that tie on one side, added in order. With n below 2^21 none reaches 2^64.
-#[derive(Default)]
-struct RankSums {
-    /// Pairs in the groups so far.
-    before: u64,
-    /// Pairs before each group times the sum of its ranks on the other side.
-    below: u64,
-    /// One more than the pairs of each group times that sum.
-    within: u64,
-    /// n^3 - n of the n pairs of each group.
-    ties: u64,
-}
-
-impl RankSums {
-    #[inline]
-    fn add(&mut self, n: u64, rank_sum: u64) {
-        self.below += self.before * rank_sum;
-        self.within += (n + 1) * rank_sum;
-        self.ties += n * n * n - n;
-        self.before += n;
-    }
-
-    /// The sum of products of doubled ranks, those of a group being twice the pairs before it, its own, and one more.
-    fn product(&self) -> u128 {
-        2 * u128::from(self.below) + u128::from(self.within)
-    }
+/// One value for each of `B` buckets.
+fn per_bucket<T: Clone + Default, const B: usize>() -> Box<[T; B]> {
+    vec![T::default(); B].into_boxed_slice().try_into().ok().expect("as many as asked for")
 }
 
 impl Ranked {
@@ -115,45 +87,49 @@ impl Ranked {
     }
 
     /// The pairs by their cosines, roughly.
-    pub fn histogram(&self, cosines: &Cosines<'_>) -> Histogram {
+    pub fn histogram<const B: usize>(&self, cosines: &Cosines<'_>) -> Histogram<B> {
         assert_eq!(cosines.n_pairs(), self.ranks.len(), "the same pairs on both sides");
-        Histogram::of(&self.ranks, cosines)
+        let mut histogram = Histogram { buckets: cosines.buckets(B as u32), groups: per_bucket() };
+        cosines.for_each_row(histogram.buckets, |start, row| histogram.add(row, &self.ranks[start..]));
+        histogram
     }
 
     /// Spearman's rho of the keys of `cosines` and this side; nothing if a side has no spread. `histogram` is theirs.
-    pub fn rho(&self, cosines: &Cosines<'_>, histogram: &Histogram) -> Option<f64> {
+    ///
+    /// Pairs are put bucket after bucket, as the histogram says how many each will hold, and then by their keys: in a
+    /// table with a place for each key a bucket may hold, or sorted in the outermost two, whose keys may be far apart.
+    pub fn rho<const B: usize>(&self, cosines: &Cosines<'_>, histogram: &Histogram<B>) -> Option<f64> {
         let n = self.ranks.len();
-        let (mut sorted, ends) = self.by_bucket(cosines, histogram);
+        let (mut entries, ends) = self.by_bucket(cosines, histogram);
         let mut sums = RankSums::default();
-        let mut rest = sorted.as_mut_slice();
-        for end in ends {
-            let (bucket, others) = rest.split_at_mut(end as usize - sums.before as usize);
+        let mut table = Table::new(histogram.buckets.width());
+        let outermost = [0, histogram.buckets.last() as usize];
+        let mut rest = entries.as_mut_slice();
+        for (bucket, &end) in ends.iter().enumerate() {
+            let (entries, others) = rest.split_at_mut(end as usize - sums.before as usize);
             rest = others;
-            bucket.sort_unstable();
-            for group in bucket.chunk_by(|a, b| a >> 32 == b >> 32) {
-                sums.add(group.len() as u64, group.iter().map(|entry| entry & u64::from(u32::MAX)).sum());
+            if outermost.contains(&bucket) {
+                sums.add_sorted(entries);
+            } else {
+                table.add_to(&mut sums, entries);
             }
         }
         rho(n, sums.product(), (cube_less_one(n as u64) - u128::from(sums.ties)) / 3, self.spread)
     }
 
     /// Keys with ranks below them, bucket after bucket; and where each bucket ends.
-    fn by_bucket(&self, cosines: &Cosines<'_>, histogram: &Histogram) -> (Vec<u64>, Vec<u32>) {
-        let mut ends = Vec::with_capacity(N_BUCKETS);
+    fn by_bucket<const B: usize>(&self, cosines: &Cosines<'_>, histogram: &Histogram<B>) -> (Vec<u64>, Box<[u32; B]>) {
+        let mut ends = per_bucket::<u32, B>();
         let mut start = 0;
-        for (n, _) in histogram.iter() {
-            ends.push(start);
-            start += n as u32;
+        for (end, group) in ends.iter_mut().zip(histogram.groups.iter()) {
+            *end = start;
+            start += group.n() as u32;
         }
-        let mut sorted = vec![0; self.ranks.len()];
+        let mut entries = vec![0; self.ranks.len()];
         cosines.for_each_row(Buckets::KEYS, |start, keys| {
-            for (&key, &rank) in keys.iter().zip(&self.ranks[start..]) {
-                let end = &mut ends[histogram.buckets.of(key) as usize];
-                sorted[*end as usize] = u64::from(key) << 32 | u64::from(rank);
-                *end += 1;
-            }
+            scatter(keys, &self.ranks[start..], histogram.buckets, &mut ends, &mut entries);
         });
-        (sorted, ends)
+        (entries, ends)
     }
 
     /// Bounds of [`Ranked::rho`], close when keys spread over many buckets. Nothing if one bucket holds them all.
@@ -162,13 +138,14 @@ impl Ranked {
     /// c - 1 about their mean in steps of 2; those of the other side lie between 2 and 2n and have a known sum s. The
     /// sum of products is largest where as many as possible of the highest are 2n and the others 2: with
     /// t = s - 2c and w = 2n - 2 that is t (c w - t) / w, or less where t is no multiple of w.
-    pub fn bounds(&self, histogram: &Histogram) -> Option<Bounds> {
+    pub fn bounds<const B: usize>(&self, histogram: &Histogram<B>) -> Option<Bounds> {
         let n = self.ranks.len();
         let width = 2 * n as u64 - 2;
         let (mut sums, mut unknown) = (RankSums::default(), 0);
-        for (n, rank_sum) in histogram.iter() {
-            sums.add(n, rank_sum);
-            let above = rank_sum - 2 * n;
+        for &group in histogram.groups.iter() {
+            sums.add(group);
+            let n = group.n();
+            let above = group.rank_sum() - 2 * n;
             unknown += u128::from(above) * u128::from(n * width - above);
         }
         let ties = u128::from(sums.ties);
@@ -188,6 +165,15 @@ impl Ranked {
         // Wider than any rounding of these few steps.
         let margin = 1e-12;
         Some(Bounds { low: limit(low, spread_for(low < 0)) - margin, high: limit(high, spread_for(high > 0)) + margin })
+    }
+}
+
+/// Puts each of `keys` with its rank where its bucket ends so far.
+fn scatter<const B: usize>(keys: &[u32], ranks: &[u32], buckets: Buckets, ends: &mut [u32; B], entries: &mut [u64]) {
+    for (&key, &rank) in keys.iter().zip(ranks) {
+        let end = &mut ends[buckets.of(key) as usize % B];
+        entries[*end as usize] = u64::from(key) << 32 | u64::from(rank);
+        *end += 1;
     }
 }
 
@@ -220,15 +206,18 @@ mod tests {
         let (x, y) = (x.cosines(), y.cosines());
         let ranked = Ranked::new(&y);
         let want = spearman(&keys(&x), &keys(&y));
-        let histogram = ranked.histogram(&x);
-        assert_eq!(ranked.rho(&x, &histogram).map(f64::to_bits), want.map(f64::to_bits));
-        let bounds = ranked.bounds(&histogram);
-        match (bounds, want) {
-            (Some(bounds), Some(rho)) => assert!(bounds.low <= rho && rho <= bounds.high, "{bounds:?} {rho}"),
-            (Some(bounds), None) => panic!("{bounds:?} of nothing"),
-            (None, _) => {}
+        // So few buckets that most hold several keys, too.
+        let few = ranked.histogram::<16>(&x);
+        let (coarse, fine) = (ranked.histogram::<COARSE>(&x), ranked.histogram::<FINE>(&x));
+        for rho in [ranked.rho(&x, &few), ranked.rho(&x, &coarse), ranked.rho(&x, &fine)] {
+            assert_eq!(rho.map(f64::to_bits), want.map(f64::to_bits));
         }
-        bounds
+        let all = [ranked.bounds(&few), ranked.bounds(&coarse), ranked.bounds(&fine)];
+        for bounds in all.iter().flatten() {
+            let rho = want.unwrap_or_else(|| panic!("{bounds:?} of nothing"));
+            assert!(bounds.low <= rho && rho <= bounds.high, "{bounds:?} {rho}");
+        }
+        all[2]
     }
 
     #[test]
@@ -278,10 +267,10 @@ mod tests {
         let ranked = Ranked::new(&varied.cosines());
         assert!(!ranked.is_constant() && Ranked::new(&constant.cosines()).is_constant());
         let cosines = constant.cosines();
-        let histogram = ranked.histogram(&cosines);
+        let histogram = ranked.histogram::<COARSE>(&cosines);
         assert_eq!((ranked.rho(&cosines, &histogram), ranked.bounds(&histogram)), (None, None));
         let (ranked, cosines) = (Ranked::new(&cosines), varied.cosines());
-        let histogram = ranked.histogram(&cosines);
+        let histogram = ranked.histogram::<COARSE>(&cosines);
         assert_eq!((ranked.rho(&cosines, &histogram), ranked.bounds(&histogram)), (None, None));
     }
 

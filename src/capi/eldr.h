@@ -361,6 +361,8 @@ typedef struct eldr_event {
   uint32_t n_prompt;
   // Tokens generated.
   uint32_t n_generated;
+  // Tokens of the prompt that were not computed, because a worker still held their keys and values.
+  uint32_t n_cached;
   // The decision.
   struct eldr_decision decision;
 } eldr_event;
@@ -405,6 +407,8 @@ typedef struct eldr_request_params {
   uint64_t deadline_ms;
   // A label for the `domain` policy; may be NULL.
   const char *domain;
+  // A grammar (GBNF, start symbol `root`) that the text must match; may be NULL.
+  const char *grammar;
   // Gets the request's events; NULL to ask for them by eldr_request_next().
   eldr_event_callback on_event;
   // Passed to `on_event`; must stay until the request is freed.
@@ -673,7 +677,7 @@ eldr_status eldr_engine_open(const struct eldr_engine_params *params, struct eld
 // Copies the tokens of `text`, `n_text` bytes of UTF-8, as a prompt with its special tokens, to `tokens`, which has room
 // for `room`; writes to `n`, unless it is NULL, how many there are. Any thread.
 //
-// Errors: ELDR_STATUS_BUFFER for too little room: `n_text` + 8 is always enough.
+// Errors: ELDR_STATUS_BUFFER for too little room: `n_text` + 8 is enough for all but odd vocabularies.
 eldr_status eldr_engine_tokenize(const struct eldr_engine *engine,
                                  const char *text,
                                  size_t n_text,
@@ -682,9 +686,10 @@ eldr_status eldr_engine_tokenize(const struct eldr_engine *engine,
                                  size_t *n);
 
 // Writes what the engine is doing, as a JSON object, to `json`: requests active and waiting, the workers and their
-// loads, counters, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
+// loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
 // waits for a worker. Any thread.
-eldr_status eldr_engine_stats_json(const struct eldr_engine *engine, const char **json);
+eldr_status eldr_engine_stats_json(const struct eldr_engine *engine,
+                                   const char **json);
 
 // Takes no more requests and waits up to `timeout_ms` milliseconds until those there are have ended. Any thread; other
 // threads go on reading theirs.

@@ -59,7 +59,7 @@ fn open(model: &str, _config: &EngineConfig) -> Result<Engine, Failure> {
 /// Copies the tokens of `text`, `n_text` bytes of UTF-8, as a prompt with its special tokens, to `tokens`, which has room
 /// for `room`; writes to `n`, unless it is NULL, how many there are. Any thread.
 ///
-/// Errors: ELDR_STATUS_BUFFER for too little room: `n_text` + 8 is always enough.
+/// Errors: ELDR_STATUS_BUFFER for too little room: `n_text` + 8 is enough for all but odd vocabularies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_engine_tokenize(
     engine: *const EngineHandle,
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn eldr_engine_tokenize(
 }
 
 /// Writes what the engine is doing, as a JSON object, to `json`: requests active and waiting, the workers and their
-/// loads, counters, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
+/// loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
 /// waits for a worker. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_engine_stats_json(
@@ -109,6 +109,12 @@ fn stats_text(stats: &EngineStats, policy: &str) -> String {
         "n_retried": stats.dispatch.n_retried,
         "n_workers_lost": stats.dispatch.n_workers_lost,
         "workers": workers,
+        "cache": {
+            "n_prompt_tokens": stats.cache.n_prompt_tokens,
+            "n_cached_tokens": stats.cache.n_cached_tokens,
+            "n_block_hits": stats.cache.n_block_hits,
+            "n_block_misses": stats.cache.n_block_misses,
+        },
         "refit": stats.refit.as_ref().map(|refit| serde_json::to_value(refit).unwrap_or_default()),
     })
     .to_string()

@@ -114,6 +114,8 @@ pub struct Event {
     pub n_prompt: u32,
     /// Tokens generated.
     pub n_generated: u32,
+    /// Tokens of the prompt that were not computed, because a worker still held their keys and values.
+    pub n_cached: u32,
     /// The decision.
     pub decision: Decision,
 }
@@ -133,6 +135,7 @@ impl Growing for Event {
             finish: Finish::None,
             n_prompt: 0,
             n_generated: 0,
+            n_cached: 0,
             decision: Decision::defaults(),
         }
     }
@@ -161,7 +164,8 @@ impl Event {
                     FinishReason::Deadline => Finish::Deadline,
                 };
                 let (n_prompt, n_generated) = (usage.prompt_tokens, usage.completion_tokens);
-                text(t, Self { kind: EventKind::End, finish, n_prompt, n_generated, ..Self::defaults() })
+                let n_cached = usage.cached_tokens;
+                text(t, Self { kind: EventKind::End, finish, n_prompt, n_generated, n_cached, ..Self::defaults() })
             }
             StreamEvent::Failed(why) => text(why, Self { kind: EventKind::Failed, ..Self::defaults() }),
         }

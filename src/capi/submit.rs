@@ -54,6 +54,8 @@ pub struct RequestParams {
     pub deadline_ms: u64,
     /// A label for the `domain` policy; may be NULL.
     pub domain: *const c_char,
+    /// A grammar (GBNF, start symbol `root`) that the text must match; may be NULL.
+    pub grammar: *const c_char,
     /// Gets the request's events; NULL to ask for them by eldr_request_next().
     pub on_event: EventCallback,
     /// Passed to `on_event`; must stay until the request is freed.
@@ -65,7 +67,7 @@ unsafe impl FromC for RequestParams {}
 
 impl Growing for RequestParams {
     const NAME: &'static str = "eldr_request_params";
-    const FIRST_SIZE: usize = 104;
+    const FIRST_SIZE: usize = 112;
 
     fn defaults() -> Self {
         let sampling = SamplingParams::default();
@@ -86,6 +88,7 @@ impl Growing for RequestParams {
             seed: sampling.seed,
             deadline_ms: 0,
             domain: std::ptr::null(),
+            grammar: std::ptr::null(),
             on_event: None,
             user: std::ptr::null_mut(),
         }
@@ -137,7 +140,9 @@ pub unsafe extern "C" fn eldr_engine_submit(
         // SAFETY: the caller passes a string or NULL.
         let domain = unsafe { args::optional_text(params.domain, "domain") }?.map(str::to_owned);
         let deadline = (params.deadline_ms > 0).then(|| Duration::from_millis(params.deadline_ms));
-        let (max_tokens, sampling) = (params.max_tokens, params.sampling());
+        // SAFETY: as above.
+        let grammar = unsafe { args::optional_text(params.grammar, "grammar") }?.map(Arc::from);
+        let (max_tokens, sampling) = (params.max_tokens, SamplingParams { grammar, ..params.sampling() });
         let stream = engine.0.submit(Request { prompt, max_tokens, sampling, domain, deadline })?;
         let (id, canceller) = (stream.id().0, stream.canceller());
         let Some(callback) = params.on_event else {

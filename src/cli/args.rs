@@ -90,6 +90,9 @@ pub struct WorkerArgs {
     /// Times a request is prefilled again before it fails; by default 3
     #[arg(long, value_name = "N")]
     max_retries: Option<u32>,
+    /// Times its turn's wait a request may wait for a slot while cheaper ones go first; 1 is in turn
+    #[arg(long, value_name = "N")]
+    age_bound: Option<u32>,
 }
 
 /// Where requests are recorded: one worker of each kind at a time.
@@ -115,7 +118,7 @@ pub struct RouteArgs {
     /// Fewest workers of the locality band; by default 1
     #[arg(long, value_name = "N")]
     min_band: Option<u32>,
-    /// Let the calibration's centroids follow the traffic
+    /// Let the calibration's centroids follow the traffic; on where the policy is auto
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     refit: Option<bool>,
 }
@@ -210,6 +213,7 @@ impl WorkerArgs {
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
         put(&mut config.limits.max_retries, self.max_retries);
+        put(&mut config.limits.age_bound, self.age_bound);
     }
 }
 
@@ -229,15 +233,16 @@ impl RecordingArgs {
 }
 
 impl RouteArgs {
-    /// Puts what was given into `config`; a calibration alone asks for the policy that uses it.
+    /// Puts what was given into `config`.
     pub fn configure(&self, config: &mut EngineConfig, policy: Option<PolicyKind>) {
-        let implied = self.calibration.as_ref().map(|_| PolicyKind::LocalityBand);
-        put(&mut config.policy, policy.or(implied));
-        config.heed_verdict = policy.is_none();
+        put(&mut config.policy, policy);
+        let is_auto = config.policy == PolicyKind::Auto;
+        config.heed_verdict = is_auto;
         config.calibration.clone_from(&self.calibration);
         config.tau = self.tau.and_then(TauChoice::fixed);
         put(&mut config.min_band, self.min_band);
-        config.refit = self.refit.unwrap_or(false).then(RefitConfig::default);
+        let refits = self.refit.unwrap_or(is_auto && self.calibration.is_some());
+        config.refit = refits.then(RefitConfig::default);
     }
 }
 
@@ -300,7 +305,8 @@ mod tests {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 --max-retries 1",
+             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 \
+             --max-retries 1 --age-bound 2",
         );
         let mut want = EngineConfig {
             prefill: "1@cuda:0".parse().expect("valid"),
@@ -316,7 +322,6 @@ mod tests {
             n_cpu_moe: 4,
             use_mmap: false,
             extra_bufts: true,
-            policy: PolicyKind::LocalityBand,
             calibration: Some("c".into()),
             tau: Some(0.2),
             min_band: 2,
@@ -329,7 +334,18 @@ mod tests {
         want.limits.max_prefill = 8;
         want.limits.max_handoffs = 6;
         want.limits.max_retries = 1;
+        want.limits.age_bound = 2;
         assert_eq!(got, want);
+    }
+
+    #[test]
+    fn centroids_follow_the_traffic_unless_a_policy_is_named_or_it_is_switched_off() {
+        assert!(config("--calibration c").refit.is_some());
+        assert!(config("--calibration c --refit=off").refit.is_none());
+        let mut named = EngineConfig::default();
+        let route = RouteArgs { calibration: Some("c".into()), ..RouteArgs::default() };
+        route.configure(&mut named, Some(PolicyKind::LocalityBand));
+        assert_eq!((named.policy, named.heed_verdict, named.refit), (PolicyKind::LocalityBand, false, None));
     }
 
     #[test]

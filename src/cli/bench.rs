@@ -173,7 +173,8 @@ impl BenchArgs {
         let mut config = EngineConfig { decode, exact, prefix_cache, ..EngineConfig::default() };
         self.model.configure(&mut config);
         self.workers.configure(&mut config);
-        self.route.configure(&mut config, None);
+        // Whatever policies are compared, a refit is asked for by name.
+        self.route.configure(&mut config, Some(PolicyKind::MarginalCost));
         match config.problems().into_iter().next() {
             Some(problem) => Err(CliError::usage(problem)),
             None => Ok(config),

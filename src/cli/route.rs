@@ -76,7 +76,7 @@ impl RouteArgs {
         let mut rows = Vec::with_capacity(counts.len());
         for (id, counts) in ids.iter().zip(&counts) {
             let signature = calibration.signature(counts);
-            let request = RouteRequest { signature: signature.as_ref(), domain: None };
+            let request = RouteRequest { signature: signature.as_ref(), ..RouteRequest::default() };
             let decision = policy
                 .select(&request, &workers)
                 .map_err(|error| CliError::failed(format!("request {id} can not be placed: {error}")))?;

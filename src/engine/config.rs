@@ -207,7 +207,7 @@ impl Default for EngineConfig {
             cache_ram_mib: 0,
             use_mmap: true,
             extra_bufts: false,
-            policy: PolicyKind::LeastLoaded,
+            policy: PolicyKind::Auto,
             calibration: None,
             heed_verdict: true,
             tau: None,
@@ -244,15 +244,16 @@ impl EngineConfig {
         rule(self.chunk > 0, "the prefill chunk must be at least 1 token");
         rule(self.tau.is_none_or(|tau| (0.0..=2.0).contains(&tau)), "tau must be between 0 and 2");
         rule(self.min_band > 0, "the locality band must be at least 1 worker wide");
+        rule(self.limits.age_bound > 0, "the age bound must be at least 1, which is everybody in turn");
         rule(self.limits.max_queue > 0, "the queue must hold at least 1 request");
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
         let quantised = self.kv_format == KvFormat::Q8_0 && self.flash_attention != FlashAttention::On;
         rule(!quantised, "q8_0 keys and values need flash attention: switch it on for all workers");
         if let Some(refit) = &self.refit {
-            let moves = self.policy.needs_calibration();
+            let moves = self.policy.uses_centroids();
             rule(
                 moves,
-                "a refit moves centroids, which the policy does not use: route by locality_band, or do not refit",
+                "a refit moves centroids, which the policy does not use: route by marginal_cost or locality_band, or do not refit",
             );
             problems.extend(refit.problems(self.decode.n_workers()));
         }
@@ -297,7 +298,7 @@ mod tests {
         assert_eq!(wrong.problems().len(), 3);
         let refit = |policy| EngineConfig { policy, refit: Some(RefitConfig::default()), ..EngineConfig::default() };
         assert!(refit(PolicyKind::LocalityBand).problems().is_empty());
-        assert!(refit(PolicyKind::RoundRobin).problems()[0].contains("route by locality_band"));
+        assert!(refit(PolicyKind::RoundRobin).problems()[0].contains("route by marginal_cost or locality_band"));
         let short = RefitConfig { max_signatures: 3, ..RefitConfig::default() };
         let wrong = EngineConfig { refit: Some(short), ..refit(PolicyKind::LocalityBand) };
         assert!(wrong.problems()[0].contains("keeps 3 signatures"), "{:?}", wrong.problems());

@@ -182,7 +182,7 @@ impl Engine {
         match spawn_worker(shared, Source::Decode(id), worker, Scheduler::Decode(scheduler), inbox) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                shared.deliver(Source::Decode(id), &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
+                shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
                 return Err(error);
             }
         }

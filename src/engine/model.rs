@@ -7,7 +7,7 @@ use crate::{
         ModelTokenizer, Permits, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
     },
     llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
-    route::{PolicyKind, PolicyParams, RoutePolicy},
+    route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
     schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
     signature::ExpertCounts,
     sim::Verdict,
@@ -234,13 +234,17 @@ impl LoadedModel {
     }
 
     /// The configured policy. A policy that goes by locality gives way to the least loaded worker, and says so, where the
-    /// model is dense or, if [`EngineConfig::heed_verdict`], where its calibration says that locality does not help.
+    /// model is dense or, if [`EngineConfig::heed_verdict`], where its calibration says that locality does not help; what
+    /// `auto` becomes is [`choose`]'s, and why is said too.
     pub fn policy(
         &self,
         config: &EngineConfig,
         calibration: Option<&Calibration>,
     ) -> Result<Box<dyn RoutePolicy>, EngineError> {
         let mut kind = config.policy;
+        if kind == PolicyKind::Auto {
+            kind = self.auto(config, calibration);
+        }
         if kind.needs_calibration() && calibration.is_none() {
             if self.moe_shape().is_some() {
                 return Err(EngineError::Config(format!(
@@ -265,22 +269,46 @@ impl LoadedModel {
             min_band: config.min_band,
             centroids: calibration.map(|c| Arc::new(c.centroids.clone())),
             domains: config.domains.clone(),
+            shape: self.moe_shape().cloned(),
+            marginal: MarginalCostParams::default(),
         };
         kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))
+    }
+
+    fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> PolicyKind {
+        let verdict = calibration.and_then(Verdict::of).filter(|_| config.heed_verdict);
+        let (kind, why) = choose(&AutoFacts {
+            has_experts: self.moe_shape().is_some(),
+            n_workers: config.decode.n_workers(),
+            may_overtake: config.limits.age_bound > 1,
+            is_calibrated: calibration.is_some(),
+            helps: verdict.as_ref().map(|verdict| verdict.helps),
+        });
+        match (why, verdict) {
+            (Some(StepDown::NoHelp), Some(verdict)) => log::warn!("{}", verdict.sentence()),
+            (Some(why @ StepDown::Dense), _) => log::warn!("{}", why.sentence()),
+            (Some(why), _) => log::info!("{}", why.sentence()),
+            (None, _) => {}
+        }
+        kind
+    }
+
+    /// The layers whose picks a policy needs counted.
+    fn tapped(&self, policy: &dyn RoutePolicy, calibration: Option<&Calibration>) -> Vec<u32> {
+        match (policy.name().parse::<PolicyKind>(), calibration) {
+            (Ok(kind), _) if kind.uses_counts() => self.usable_layers(),
+            (Ok(kind), Some(calibration)) if kind.uses_centroids() => calibration.layers.clone(),
+            _ => Vec::new(),
+        }
     }
 
     /// An engine as configured.
     pub fn engine(&self, config: &EngineConfig) -> Result<Engine, EngineError> {
         let calibration = self.calibration(config)?;
         let policy = self.policy(config, calibration.as_deref())?;
-        let tapped = match &calibration {
-            Some(calibration) if policy.name() == config.policy.name() && config.policy.needs_calibration() => {
-                calibration.layers.clone()
-            }
-            _ => Vec::new(),
-        };
+        let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
         // A dense model, or one that locality does not help, is routed by load.
-        let refit = config.refit.clone().filter(|_| policy.name() == PolicyKind::LocalityBand.name());
+        let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         let parts = EngineParts {
             prefill: self.prefill_workers(config, &tapped)?,
             decode: self.decode_workers(config, refit.as_ref().map_or(0, |refit| refit.sample_decode))?,

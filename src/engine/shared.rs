@@ -58,6 +58,8 @@ pub struct EngineStats {
     pub dispatch: DispatchStats,
     /// What the prefill workers kept and used again.
     pub cache: CacheStats,
+    /// The mean relative error of the step times that the policy predicts; none where it predicts none.
+    pub step_time_error: Option<f64>,
     /// Drift and refits; none where the centroids stay as calibrated.
     pub refit: Option<RefitStats>,
 }
@@ -121,13 +123,17 @@ impl Shared {
         self.carry_out(&mut state);
     }
 
-    /// Streams a worker's tokens and acts on what else it reports.
-    pub(super) fn deliver(&self, source: Source, events: &mut Vec<WorkerEvent>) {
+    /// Streams a worker's tokens and acts on what else it reports. `ran` is a step that did nothing but decode so many
+    /// sequences, and how long it took.
+    pub(super) fn deliver(&self, source: Source, ran: Option<(u32, Duration)>, events: &mut Vec<WorkerEvent>) {
         if events.is_empty() {
             return;
         }
         let now = self.started.elapsed();
         let mut state = self.state.lock();
+        if let (Source::Decode(worker), Some((n_batch, took))) = (source, ran) {
+            state.dispatcher.stepped(worker, n_batch, took);
+        }
         for mut event in events.drain(..) {
             if let WorkerEvent::Token { id, token, logprobs } = &mut event {
                 state.send(*id, RawEvent::Token(*token, now, logprobs.take()));
@@ -278,6 +284,7 @@ impl Shared {
             lost: state.dispatcher.lost().to_vec(),
             dispatch: state.dispatcher.stats(),
             cache: state.dispatcher.cache_stats(),
+            step_time_error: state.dispatcher.step_time_error(),
             refit: state.refit.as_ref().map(Refit::stats),
         }
     }

@@ -2,6 +2,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::JoinHandle,
+    time::Instant,
 };
 
 use crossbeam::channel::Receiver;
@@ -16,6 +17,15 @@ use crate::{
 pub(super) enum Scheduler {
     Prefill(PrefillWorker),
     Decode(DecodeWorker),
+}
+
+/// What a decode step tells beside its events.
+#[derive(Default)]
+struct Told {
+    /// What it read, if its experts were counted.
+    reads: Option<Reads>,
+    /// Its sequences, if it did nothing but decode them.
+    n_alone: Option<u32>,
 }
 
 impl Scheduler {
@@ -38,19 +48,19 @@ impl Scheduler {
         }
     }
 
-    /// One step; what it read, if its experts were counted.
-    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<Reads> {
+    /// One step; what is to be told of it.
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Told {
         let step = match self {
             Self::Prefill(worker) => {
                 worker.step(runner, events);
-                return None;
+                return Told::default();
             }
             Self::Decode(worker) => worker.step(runner, events),
         };
         let distinct = step.picks.distinct();
         let sum: u32 = distinct.iter().sum();
         let reads = Reads { distinct: f64::from(sum) / distinct.len() as f64, batch: step.requests.len() as f64 };
-        (!distinct.is_empty()).then_some(reads)
+        Told { reads: (!distinct.is_empty()).then_some(reads), n_alone: step.n_decoded_alone() }
     }
 
     fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
@@ -134,14 +144,18 @@ fn run_worker(
         }
         let permit = worker.permits.as_deref().map(Permits::acquire);
         // A panic in a runner is that worker's end, not the engine's: its requests go on elsewhere.
+        let began = Instant::now();
         let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
+        let took = began.elapsed();
         drop(permit);
-        match step {
-            Ok(Some(reads)) => shared.observe_step(reads),
-            Ok(None) => {}
-            Err(_) => scheduler.abandon(&format!("{} panicked", worker.name), &mut events),
+        let Told { reads, n_alone } = step.unwrap_or_else(|_| {
+            scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
+            Told::default()
+        });
+        if let Some(reads) = reads {
+            shared.observe_step(reads);
         }
-        shared.deliver(source, &mut events);
+        shared.deliver(source, n_alone.map(|n_batch| (n_batch, took)), &mut events);
     }
     // Giving a context back is a call to its device too.
     let turns = worker.permits.take();

@@ -177,6 +177,7 @@ mod tests {
             best_similarity: None,
             band: 3,
             n_inflight: 0,
+            marginal: None,
         };
         metrics.routed(&decision, Duration::from_micros(8));
         metrics.handed_off(ms(2));

@@ -63,7 +63,7 @@ mod tests {
     }
 
     fn ask(domain: &str) -> RouteRequest<'_> {
-        RouteRequest { signature: None, domain: Some(domain) }
+        RouteRequest { domain: Some(domain), ..RouteRequest::default() }
     }
 
     #[test]

@@ -7,8 +7,12 @@ use std::{fmt, str::FromStr, sync::Arc};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 
-use crate::route::{
-    Domain, LeastLoaded, LocalityBand, LocalityBandParams, PowerOfTwo, Random, RoundRobin, RouteBuildError, RoutePolicy,
+use crate::{
+    route::{
+        Domain, LeastLoaded, LocalityBand, LocalityBandParams, MarginalCost, MarginalCostParams, PowerOfTwo, Random,
+        RoundRobin, RouteBuildError, RoutePolicy,
+    },
+    types::MoeShape,
 };
 
 /// A routing policy, by its name in the command line, configuration and JSON.
@@ -27,6 +31,11 @@ pub enum PolicyKind {
     Domain,
     /// [`LocalityBand`]
     LocalityBand,
+    /// [`MarginalCost`]
+    MarginalCost,
+    /// The best that can be had: see [`crate::route::choose`]. An engine resolves it; built as it is, it is the marginal
+    /// cost, or for a dense model the least loaded worker.
+    Auto,
 }
 
 /// What the policies are built from; each takes what it needs.
@@ -44,20 +53,40 @@ pub struct PolicyParams {
     pub centroids: Option<Arc<Array2<f32>>>,
     /// The workload's domains, for the oracle.
     pub domains: Vec<String>,
+    /// The model's experts, to predict picks; none for a dense model.
+    pub shape: Option<MoeShape>,
+    /// How the marginal cost is weighed.
+    pub marginal: MarginalCostParams,
 }
 
 impl PolicyParams {
-    /// The paper's band, seed 0, no calibration and no domains.
+    /// The paper's band, seed 0, no calibration, no domains and no experts.
     pub fn new(n_workers: usize) -> Self {
         let LocalityBandParams { tau, min_band } = LocalityBandParams::default();
-        Self { seed: 0, n_workers, tau, min_band, centroids: None, domains: Vec::new() }
+        Self {
+            seed: 0,
+            n_workers,
+            tau,
+            min_band,
+            centroids: None,
+            domains: Vec::new(),
+            shape: None,
+            marginal: MarginalCostParams::default(),
+        }
     }
 }
 
 impl PolicyKind {
-    /// Every policy, baselines first.
-    pub const ALL: [Self; 6] =
-        [Self::RoundRobin, Self::Random, Self::LeastLoaded, Self::PowerOfTwo, Self::Domain, Self::LocalityBand];
+    /// Every policy, baselines first; [`PolicyKind::Auto`] is one of these.
+    pub const ALL: [Self; 7] = [
+        Self::RoundRobin,
+        Self::Random,
+        Self::LeastLoaded,
+        Self::PowerOfTwo,
+        Self::Domain,
+        Self::LocalityBand,
+        Self::MarginalCost,
+    ];
 
     /// The policy's name.
     pub const fn name(self) -> &'static str {
@@ -68,12 +97,24 @@ impl PolicyKind {
             Self::PowerOfTwo => "power_of_two",
             Self::Domain => "domain",
             Self::LocalityBand => "locality_band",
+            Self::MarginalCost => "marginal_cost",
+            Self::Auto => "auto",
         }
     }
 
-    /// Whether the policy compares signatures with centroids.
+    /// Whether the policy can not be built without centroids.
     pub const fn needs_calibration(self) -> bool {
         matches!(self, Self::LocalityBand)
+    }
+
+    /// Whether the policy compares signatures with centroids, where there are some.
+    pub const fn uses_centroids(self) -> bool {
+        matches!(self, Self::LocalityBand | Self::MarginalCost | Self::Auto)
+    }
+
+    /// Whether the policy looks at the counts of every usable layer, not of a calibration's mask alone.
+    pub const fn uses_counts(self) -> bool {
+        matches!(self, Self::MarginalCost | Self::Auto)
     }
 
     /// Whether the policy is one of the four load balancers the paper compares with.
@@ -84,7 +125,7 @@ impl PolicyKind {
     /// A policy of this kind, in its first state.
     ///
     /// # Errors
-    /// No workers, and for the locality band: no centroids, or centroids that do not fit the workers.
+    /// No workers, centroids that do not fit the workers, and for the locality band: no centroids.
     pub fn build(self, params: &PolicyParams) -> Result<Box<dyn RoutePolicy>, RouteBuildError> {
         if params.n_workers == 0 {
             return Err(RouteBuildError::NoWorkers);
@@ -93,12 +134,20 @@ impl PolicyKind {
             Self::RoundRobin => Box::new(RoundRobin::default()),
             Self::Random => Box::new(Random::new(params.seed)),
             Self::LeastLoaded => Box::new(LeastLoaded),
+            Self::Auto if params.shape.is_none() => Box::new(LeastLoaded),
             Self::PowerOfTwo => Box::new(PowerOfTwo::new(params.seed)),
             Self::Domain => Box::new(Domain::new(&params.domains, params.n_workers)),
             Self::LocalityBand => {
                 let centroids = params.centroids.clone().ok_or(RouteBuildError::NoCentroids { policy: self.name() })?;
                 let band = LocalityBandParams { tau: params.tau, min_band: params.min_band };
                 Box::new(LocalityBand::new(centroids, params.n_workers, band)?)
+            }
+            Self::MarginalCost | Self::Auto => {
+                let policy = MarginalCost::new(params.shape.as_ref(), params.n_workers, params.marginal);
+                Box::new(match &params.centroids {
+                    Some(centroids) => policy.with_centroids(Arc::clone(centroids))?,
+                    None => policy,
+                })
             }
         })
     }
@@ -114,6 +163,9 @@ impl PolicyKind {
         let mut kinds = Vec::new();
         for name in list.split(',') {
             let kind: Self = name.trim().parse()?;
+            if kind == Self::Auto {
+                return Err(ParsePolicyError::Auto);
+            }
             if kinds.contains(&kind) {
                 return Err(ParsePolicyError::Repeated(kind.name()));
             }
@@ -134,7 +186,7 @@ impl FromStr for PolicyKind {
 
     fn from_str(name: &str) -> Result<Self, ParsePolicyError> {
         let unknown = || ParsePolicyError::Unknown(name.to_owned());
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(unknown)
+        Self::ALL.into_iter().chain([Self::Auto]).find(|kind| kind.name() == name).ok_or_else(unknown)
     }
 }
 
@@ -145,6 +197,9 @@ pub enum ParsePolicyError {
     /// No policy has this name.
     #[error("unknown policy '{0}'; the policies are {known}", known = known_names())]
     Unknown(String),
+    /// A list is for comparing policies.
+    #[error("auto is a choice among the policies; name those to compare: {known}", known = known_names())]
+    Auto,
     /// A list names a policy twice.
     #[error("policy {0} is listed twice; name each policy once")]
     Repeated(&'static str),
@@ -163,7 +218,7 @@ mod tests {
         rng::Rng,
         route::{Decision, RouteError, RouteRequest, WorkerView},
         signature::Signature,
-        types::WorkerId,
+        types::{RequestId, WorkerId},
     };
 
     const DIM: usize = 24;
@@ -202,9 +257,12 @@ mod tests {
             let signature = (rng.below(8) > 0).then(|| signature(&mut rng));
             let domain = [None, Some("code"), Some("law"), Some("art")][rng.below(4)];
             let before = workers.clone();
-            let answer = policy.select(&RouteRequest { signature: signature.as_ref(), domain }, &workers);
+            let id = RequestId(answers.len() as u64);
+            let request = RouteRequest { id, signature: signature.as_ref(), domain, ..RouteRequest::default() };
+            let answer = policy.select(&request, &workers);
             match &answer {
                 Ok(decision) => {
+                    policy.placed(&request, decision.worker);
                     let chosen = &mut workers[decision.worker.index()];
                     assert!(chosen.eligible(), "{kind} chose {chosen:?}");
                     assert_eq!(decision.n_inflight, chosen.n_inflight);
@@ -257,7 +315,7 @@ mod tests {
 
     #[test]
     fn names_are_the_same_everywhere() {
-        for kind in PolicyKind::ALL {
+        for kind in PolicyKind::ALL.into_iter().chain([PolicyKind::Auto]) {
             assert_eq!(kind.to_string().parse(), Ok(kind));
             assert_eq!(serde_json::to_string(&kind).expect("json"), format!("\"{kind}\""));
         }
@@ -272,8 +330,9 @@ mod tests {
         assert_eq!(
             message("round_robin,fastest"),
             "unknown policy 'fastest'; the policies are round_robin, random, least_loaded, power_of_two, domain, \
-             locality_band"
+             locality_band, marginal_cost"
         );
+        assert!(message("random,auto").starts_with("auto is a choice among the policies"));
         assert!(message("").starts_with("unknown policy ''"));
         assert_eq!(message("random,random"), "policy random is listed twice; name each policy once");
     }

@@ -34,6 +34,7 @@ mod tests {
             best_similarity: None,
             band: 4,
             n_inflight: 2,
+            marginal: None,
         };
         assert_eq!(decision, Ok(want));
     }

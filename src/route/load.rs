@@ -39,6 +39,7 @@ pub(super) fn decide(worker: &WorkerView, reason: Reason, band: usize) -> Decisi
         best_similarity: None,
         band: band as u32,
         n_inflight: worker.n_inflight,
+        marginal: None,
     }
 }
 

@@ -4,15 +4,12 @@
 
 use std::sync::Arc;
 
-use ndarray::{Array2, ArrayView1};
+use ndarray::Array2;
 
 use crate::route::{
-    Decision, Reason, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView, least_loaded::LeastLoaded,
-    load,
+    Decision, Reason, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView, centroids::Centroids,
+    least_loaded::LeastLoaded, load,
 };
-
-/// How far from a unit vector a centroid read from a file may be.
-const UNIT_TOLERANCE: f32 = 1e-3;
 
 /// Ranks a worker without a centroid behind every cosine.
 const NO_CENTROID: f32 = f32::NEG_INFINITY;
@@ -43,10 +40,7 @@ impl Default for LocalityBandParams {
 #[derive(Debug, Clone)]
 pub struct LocalityBand {
     params: LocalityBandParams,
-    /// One unit vector a worker, rows without gaps.
-    centroids: Arc<Array2<f32>>,
-    /// Which rows are a centroid; the others are zeros.
-    is_set: Vec<bool>,
+    centroids: Centroids,
     /// Cosine and position of each eligible worker; kept to spare an allocation a request.
     ranked: Vec<(f32, usize)>,
 }
@@ -61,36 +55,22 @@ impl LocalityBand {
         n_workers: usize,
         params: LocalityBandParams,
     ) -> Result<Self, RouteBuildError> {
-        if n_workers == 0 {
-            return Err(RouteBuildError::NoWorkers);
-        }
-        if centroids.nrows() != n_workers {
-            return Err(RouteBuildError::WorkerCount { n_centroids: centroids.nrows(), n_workers });
-        }
+        let centroids = Centroids::new(centroids, n_workers)?;
         if !(0.0..=2.0).contains(&params.tau) {
             return Err(RouteBuildError::Tau(params.tau));
         }
         if params.min_band == 0 {
             return Err(RouteBuildError::MinBand);
         }
-        let is_set = check_rows(&centroids)?;
-        if let Some(centroid) = is_set.iter().position(|is_set| !is_set) {
-            return Err(RouteBuildError::NotUnit { centroid, length: 0.0 });
-        }
-        Ok(Self { params, centroids: in_row_order(centroids), is_set, ranked: Vec::with_capacity(n_workers) })
+        Ok(Self { params, centroids, ranked: Vec::with_capacity(n_workers) })
     }
 
     /// Fills `ranked` with the eligible workers: the most similar first, the lower id first among equals, those without
     /// a centroid last.
     fn rank(&mut self, signature: &[f32], workers: &[WorkerView]) {
-        let (n_centroids, dim) = self.centroids.dim();
-        assert_eq!(signature.len(), dim, "a signature of {} entries for centroids of {dim}", signature.len());
-        let centroids = self.centroids.as_slice().expect("rows without gaps");
         self.ranked.clear();
         for (position, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.eligible()) {
-            let k = worker.id.index();
-            let is_set = k < n_centroids && self.is_set[k];
-            let similarity = if is_set { dot(signature, &centroids[k * dim..][..dim]) } else { NO_CENTROID };
+            let similarity = self.centroids.cosine(worker.id, signature).unwrap_or(NO_CENTROID);
             self.ranked.push((similarity, position));
         }
         self.ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -128,46 +108,8 @@ impl RoutePolicy for LocalityBand {
 
     /// Rows that are neither of length 1 nor all zeros, and rows of another width, are refused: the old ones stay.
     fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
-        let (found, want) = (centroids.ncols(), self.centroids.ncols());
-        if found != want {
-            return Err(RouteBuildError::Width { found, want });
-        }
-        self.is_set = check_rows(centroids)?;
-        self.centroids = in_row_order(Arc::clone(centroids));
-        Ok(())
+        self.centroids.set(centroids)
     }
-}
-
-/// Which rows are a unit vector; the others are all zeros, or this fails.
-fn check_rows(centroids: &Array2<f32>) -> Result<Vec<bool>, RouteBuildError> {
-    let is_set = |(centroid, row): (usize, ArrayView1<'_, f32>)| {
-        let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32;
-        let is_unit = (length - 1.0).abs() <= UNIT_TOLERANCE;
-        let is_zero = row.iter().all(|x| x.abs().to_bits() == 0);
-        if is_unit || is_zero { Ok(is_unit) } else { Err(RouteBuildError::NotUnit { centroid, length }) }
-    };
-    centroids.outer_iter().enumerate().map(is_set).collect()
-}
-
-fn in_row_order(centroids: Arc<Array2<f32>>) -> Arc<Array2<f32>> {
-    if centroids.is_standard_layout() { centroids } else { Arc::new(centroids.as_standard_layout().into_owned()) }
-}
-
-/// The dot product, in sixteen partial sums: wide enough for vector registers, and the same on every machine.
-///
-/// Out of line: inlined, the sums are kept in memory and a decision takes a quarter longer.
-#[inline(never)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
-    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    let mut sums = [0.0f32; LANES];
-    for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
 }
 
 #[cfg(test)]
@@ -175,7 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{rng::Rng, route::load::tests::loads, signature::Signature, types::WorkerId};
+    use crate::{rng::Rng, route::centroids::dot, route::load::tests::loads, signature::Signature, types::WorkerId};
 
     fn unit(values: Vec<f32>) -> Signature {
         Signature::normalised(values).expect("not all zero")
@@ -191,7 +133,7 @@ mod tests {
     }
 
     fn ask(signature: &Signature) -> RouteRequest<'_> {
-        RouteRequest { signature: Some(signature), domain: None }
+        RouteRequest { signature: Some(signature), ..RouteRequest::default() }
     }
 
     /// Centroids on the axes of a 4-dimensional space, one a worker.
@@ -248,6 +190,7 @@ mod tests {
             best_similarity: Some(s[0]),
             band: 2,
             n_inflight: 4,
+            marginal: None,
         };
         assert_eq!(decision, want);
         let equal_loads = policy.select(&ask(&signature), &loads(&[4, 4, 0, 0])).expect("room");

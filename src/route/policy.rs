@@ -3,15 +3,24 @@ use std::sync::Arc;
 use ndarray::Array2;
 use serde::Serialize;
 
-use crate::{signature::Signature, types::WorkerId};
+use crate::{
+    signature::{ExpertCounts, Signature},
+    types::{RequestId, WorkerId},
+};
 
 /// What a policy may know about the request it places.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RouteRequest<'a> {
+    /// Which request.
+    pub id: RequestId,
     /// The prompt's signature; none for dense models, without a calibration, or for counts that weigh nothing.
     pub signature: Option<&'a Signature>,
     /// The workload's label, for the `domain` oracle.
     pub domain: Option<&'a str>,
+    /// The experts its prefill picked; none where the prefill worker has no tap.
+    pub counts: Option<&'a ExpertCounts>,
+    /// Tokens of context it brings.
+    pub n_tokens: u32,
 }
 
 /// What a policy may know about a decode worker.
@@ -49,6 +58,25 @@ pub struct Decision {
     pub band: u32,
     /// The chosen worker's load before this request.
     pub n_inflight: u32,
+    /// What the request was expected to cost there, where the policy predicts it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub marginal: Option<Marginal>,
+}
+
+/// What a request is expected to cost on a worker. Times are in the unit of the steps the policy was told of; before the
+/// first, a step of 16 unrelated sequences takes 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Marginal {
+    /// Distinct experts a step reads without the request, summed over the layers.
+    pub experts: f32,
+    /// Distinct experts the request adds.
+    pub added_experts: f32,
+    /// Time of a step with the request.
+    pub step: f64,
+    /// Time that all sequences of the batch, the new one included, wait longer for each token.
+    pub cost: f64,
+    /// What was added to the cost for being less similar to the worker's centroid than to the best one.
+    pub regret: f64,
 }
 
 /// What decided a [`Decision`].
@@ -61,6 +89,8 @@ pub enum Reason {
     NoCentroid,
     /// The request has no signature, so the least loaded worker.
     NoSignature,
+    /// The least expected cost for the batch it joins.
+    MarginalCost,
     /// The policy looks at load only.
     Load,
     /// The next worker in turn.
@@ -151,5 +181,32 @@ pub trait RoutePolicy: Send {
     fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
         let _ = centroids;
         Ok(())
+    }
+
+    /// What placing `request` on the best worker would cost the sequences that run; with it the dispatcher compares
+    /// requests that wait. Nothing where no worker has room, and from a policy that does not predict it.
+    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
+        let _ = (request, workers);
+        None
+    }
+
+    /// `request` was booked on `worker`.
+    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
+        let _ = (request, worker);
+    }
+
+    /// The request has left `worker`, where it was placed: it ended, or was given back.
+    fn left(&mut self, id: RequestId, worker: WorkerId) {
+        let _ = (id, worker);
+    }
+
+    /// `worker` ran a decode step of `n_batch` sequences, which did nothing else, in `time` (of any one unit).
+    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
+        let _ = (worker, n_batch, time);
+    }
+
+    /// The mean relative error of the step times it predicts; nothing from a policy that predicts none, or before steps.
+    fn step_time_error(&self) -> Option<f64> {
+        None
     }
 }

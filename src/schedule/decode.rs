@@ -42,6 +42,15 @@ pub struct DecodeStep {
     pub n_relocated: u32,
 }
 
+impl DecodeStep {
+    /// The sequences of a step that decoded and did nothing else, no counting either, so that its time tells about decoding;
+    /// nothing of others.
+    pub fn n_decoded_alone(&self) -> Option<u32> {
+        let n_other = self.n_imported + self.n_refilled + self.n_relocated;
+        (n_other == 0 && !self.requests.is_empty() && self.picks.is_empty()).then_some(self.requests.len() as u32)
+    }
+}
+
 #[derive(Debug)]
 struct Resident {
     job: Job,

@@ -1,4 +1,5 @@
 mod members;
+mod views;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,8 +13,11 @@ use ndarray::Array2;
 use crate::{
     calibrate::Calibration,
     kv::BlockName,
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{CacheStats, Handoff, Job, PrefixConfig, RunnerInfo, WorkerEvent, prefix_map::PrefixMap},
+    route::{Decision, RouteBuildError, RouteError, RoutePolicy, WorkerView},
+    schedule::{
+        DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
+        prefix_map::PrefixMap, waiting::Waiting,
+    },
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
 };
@@ -49,39 +53,6 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Bounds of the queues between the stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DispatchLimits {
-    /// Requests waiting for a prefill worker; one more is refused.
-    pub max_queue: usize,
-    /// Requests given to one prefill worker at a time.
-    pub max_prefill: usize,
-    /// Prefilled requests waiting for a decode slot, each a sequence state in memory; prefill pauses at this many.
-    pub max_handoffs: usize,
-    /// Times a request is prefilled again before it fails.
-    pub max_retries: u32,
-}
-
-impl Default for DispatchLimits {
-    fn default() -> Self {
-        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3 }
-    }
-}
-
-/// The queue of waiting requests is full: try again later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the queue is full: {0} requests are waiting; try again later")]
-pub struct QueueFull(pub usize);
-
-/// Counters since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DispatchStats {
-    /// Requests given to a worker again after one gave them back.
-    pub n_retried: u64,
-    /// Workers lost.
-    pub n_workers_lost: u64,
-}
-
 /// Knows where every request is; feeds the prefill workers, chooses decode workers and books their slots.
 ///
 /// Events in, commands out; the driver (threads, or a virtual clock) carries them. One owner.
@@ -95,7 +66,7 @@ pub struct Dispatcher {
     /// Decode workers that do not come back; the others that are not healthy are drained.
     lost: Vec<bool>,
     queue: VecDeque<Job>,
-    handoffs: VecDeque<(Handoff, Option<Signature>)>,
+    handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
     /// Of routed requests, where the driver asked for them.
     routed: Option<Vec<Signature>>,
@@ -156,7 +127,7 @@ impl Dispatcher {
             decode: decode.collect(),
             lost: vec![false; n_slots.len()],
             queue: VecDeque::new(),
-            handoffs: VecDeque::new(),
+            handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
             routed: None,
             stats: DispatchStats::default(),
@@ -299,54 +270,15 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Requests accepted and not ended.
-    pub fn n_active(&self) -> usize {
-        self.records.len()
+    /// Tells the policy that a decode worker ran a step of `n_batch` sequences in `took`; to be told before the step's
+    /// events, and only of steps that took no sequence in.
+    pub fn stepped(&mut self, worker: WorkerId, n_batch: u32, took: Duration) {
+        self.policy.stepped(worker, n_batch, took.as_secs_f64());
     }
 
-    /// Requests waiting for a prefill worker.
-    pub fn n_queued(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// The decode workers and their booked loads.
-    pub fn workers(&self) -> &[WorkerView] {
-        &self.decode
-    }
-
-    /// Counters since the start.
-    pub fn stats(&self) -> DispatchStats {
-        self.stats
-    }
-
-    /// What the prefill workers' caches did.
-    pub fn cache_stats(&self) -> CacheStats {
-        self.prefixes.stats()
-    }
-
-    /// The policy in use.
-    pub fn policy_name(&self) -> &'static str {
-        self.policy.name()
-    }
-
-    /// Panics unless the bookings are exactly the requests that hold them.
-    pub fn check_integrity(&self) {
-        for worker in &self.decode {
-            let held = self.records.values().filter(|r| r.place == Place::Decode(worker.id)).count();
-            assert_eq!(held, worker.n_inflight as usize, "bookings of decode worker {}", worker.id);
-            assert!(worker.n_inflight <= worker.n_slots, "decode worker {} is overbooked", worker.id);
-        }
-        for (index, worker) in self.prefill.iter().enumerate() {
-            let id = WorkerId(index as u32);
-            let held = || self.records.values().filter(|r| r.place == Place::Prefill(id));
-            assert_eq!(held().count(), worker.n_inflight, "requests of prefill worker {id}");
-            assert_eq!(held().map(|r| r.n_tokens).sum::<u64>(), worker.n_tokens, "tokens of prefill worker {id}");
-        }
-        let place = |id: RequestId| self.records.get(&id).map(|r| r.place);
-        assert!(self.queue.iter().all(|job| place(job.id) == Some(Place::Queue)), "queue");
-        assert!(self.handoffs.iter().all(|(h, _)| place(h.job.id) == Some(Place::Handoff)), "hand-offs");
-        let waiting = self.records.values().filter(|r| matches!(r.place, Place::Queue | Place::Handoff)).count();
-        assert_eq!(waiting, self.queue.len() + self.handoffs.len(), "requests that wait nowhere");
+    /// As [`RoutePolicy::step_time_error`].
+    pub fn step_time_error(&self) -> Option<f64> {
+        self.policy.step_time_error()
     }
 
     fn on_prefilled(&mut self, handoff: Handoff, commands: &mut Vec<Command>) {
@@ -362,7 +294,7 @@ impl Dispatcher {
         let record = self.record(id);
         record.place = Place::Handoff;
         record.usage.cached_tokens = cached_tokens;
-        self.handoffs.push_back((handoff, signature));
+        self.handoffs.push((handoff, signature));
     }
 
     fn on_returned(&mut self, mut job: Job, error: &str, commands: &mut Vec<Command>) {
@@ -407,7 +339,7 @@ impl Dispatcher {
     /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
     fn fail_waiting(&mut self, message: &str, commands: &mut Vec<Command>) {
         let queued = std::mem::take(&mut self.queue).into_iter().map(|job| job.id);
-        let handoffs = std::mem::take(&mut self.handoffs).into_iter().map(|(handoff, _)| handoff.job.id);
+        let handoffs = self.handoffs.drain().map(|(handoff, _)| handoff.job.id);
         for id in queued.chain(handoffs).collect::<Vec<_>>() {
             self.end(id, Outcome::Failed(message.to_owned()), commands);
         }
@@ -415,28 +347,45 @@ impl Dispatcher {
 
     /// Moves on whatever can move: hand-offs to decode workers first, then the queue to prefill workers.
     fn advance(&mut self, commands: &mut Vec<Command>) {
-        while let Some((handoff, signature)) = self.handoffs.pop_front() {
-            let id = handoff.job.id;
-            let request = RouteRequest { signature: signature.as_ref(), domain: handoff.job.request.domain.as_deref() };
+        while self.handoffs.len() > 0 {
+            let at = self.next_handoff();
+            let (handoff, signature) = self.handoffs.get(at).expect("a choice");
+            let request = handoff.ask(signature.as_ref());
             match self.policy.select(&request, &self.decode) {
                 Ok(decision) => {
                     let worker = &mut self.decode[decision.worker.index()];
                     assert!(worker.eligible(), "{} chose worker {} which is full", self.policy.name(), worker.id);
                     worker.n_inflight += 1;
-                    self.record(id).place = Place::Decode(decision.worker);
+                    self.policy.placed(&request, decision.worker);
+                    let (handoff, signature) = self.handoffs.take(at);
+                    self.record(handoff.job.id).place = Place::Decode(decision.worker);
                     commands.push(Command::Decode(decision.worker, handoff, decision));
                     if let Some(routed) = &mut self.routed {
                         routed.extend(signature);
                     }
                 }
-                Err(RouteError::AllFull) => {
-                    self.handoffs.push_front((handoff, signature));
-                    break;
+                Err(RouteError::AllFull) => break,
+                Err(error @ RouteError::NoWorker) => {
+                    let (handoff, _) = self.handoffs.take(at);
+                    self.end(handoff.job.id, Outcome::Failed(error.to_string()), commands);
                 }
-                Err(error @ RouteError::NoWorker) => self.end(id, Outcome::Failed(error.to_string()), commands),
             }
         }
         self.feed_prefill(commands);
+    }
+
+    /// The hand-off to be placed next: the cheapest that may go first, the oldest of equals.
+    fn next_handoff(&mut self) -> usize {
+        let mut least = (0, f64::INFINITY);
+        let n_choices = self.handoffs.n_choices();
+        for at in (0..n_choices).filter(|_| n_choices > 1) {
+            let (handoff, signature) = self.handoffs.get(at).expect("a choice");
+            let Some(cost) = self.policy.cost(&handoff.ask(signature.as_ref()), &self.decode) else { break };
+            if cost < least.1 {
+                least = (at, cost);
+            }
+        }
+        least.0
     }
 
     fn feed_prefill(&mut self, commands: &mut Vec<Command>) {
@@ -496,6 +445,7 @@ impl Dispatcher {
             Source::Decode(worker) => {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
                 self.decode[worker.index()].n_inflight -= 1;
+                self.policy.left(id, worker);
             }
         }
     }

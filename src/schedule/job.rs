@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use crate::{
+    route::RouteRequest,
     schedule::SeqState,
-    signature::ExpertCounts,
+    signature::{ExpertCounts, Signature},
     types::{Request, RequestId, Token, Usage},
 };
 
@@ -64,4 +65,17 @@ pub struct Handoff {
     pub state: SeqState,
     /// The experts the prefill picked; none where the prefill worker has no tap.
     pub counts: Option<ExpertCounts>,
+}
+
+impl Handoff {
+    /// What a policy is asked for it.
+    pub(super) fn ask<'a>(&'a self, signature: Option<&'a Signature>) -> RouteRequest<'a> {
+        RouteRequest {
+            id: self.job.id,
+            signature,
+            domain: self.job.request.domain.as_deref(),
+            counts: self.counts.as_ref(),
+            n_tokens: self.job.n_tokens(),
+        }
+    }
 }

@@ -10,6 +10,7 @@ pub(super) struct Meter {
     n_finished: u64,
     n_tokens: u64,
     tpot: Vec<f64>,
+    waits: Vec<f64>,
     /// Steps since the first measured request came.
     running: Steps,
     /// As they were when the last request came so far.
@@ -30,14 +31,25 @@ impl Meter {
     pub fn new(n_workers: usize, n_warmup: usize) -> Self {
         let none = Steps { of_worker: vec![0; n_workers], ..Steps::default() };
         let (running, window) = (none.clone(), none);
-        Self { n_warmup, n_admitted: 0, n_finished: 0, n_tokens: 0, tpot: Vec::new(), running, window }
+        Self {
+            n_warmup,
+            n_admitted: 0,
+            n_finished: 0,
+            n_tokens: 0,
+            tpot: Vec::new(),
+            waits: Vec::new(),
+            running,
+            window,
+        }
     }
 
-    /// A request reached a decode worker; whether it is measured.
-    pub fn admitted(&mut self) -> bool {
+    /// A request reached a decode worker after it had waited so long for it; whether it is measured.
+    pub fn admitted(&mut self, wait: f64) -> bool {
         self.n_admitted += 1;
         self.window.clone_from(&self.running);
-        self.n_admitted > self.n_warmup
+        let measured = self.n_admitted > self.n_warmup;
+        self.waits.extend(measured.then_some(wait));
+        measured
     }
 
     /// A step ended.
@@ -71,6 +83,7 @@ impl Meter {
             n_repeats,
             time,
             tpot: Summary::of(&mut self.tpot),
+            wait: Summary::of(&mut self.waits),
             experts_per_step: over(distinct, steps.n as f64),
             experts_per_token: over(distinct, steps.n_batch as f64),
             batch: over(steps.n_batch as f64, steps.n as f64),

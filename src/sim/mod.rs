@@ -22,6 +22,7 @@ mod report;
 mod runner;
 mod set;
 mod tau;
+mod traffic;
 mod trials;
 mod verdict;
 
@@ -32,8 +33,9 @@ pub use folds::{Fold, folds};
 pub use interval::Interval;
 pub use order::Order;
 pub use params::{Arrivals, ReplayParams};
-pub use replay::replay;
+pub use replay::{replay, replay_refitting};
 pub use report::{ReplayMeans, ReplayReport};
 pub use set::ReplaySet;
 pub use tau::{BalancerPoint, TAUS, TauCurve, TauPoint};
+pub use traffic::Traffic;
 pub use verdict::{Compared, Verdict};

@@ -7,6 +7,8 @@ use crate::{rng::Rng, sim::folds::shuffle};
 pub enum Order {
     /// As given: for a mix of requests that changes with time.
     Given,
+    /// As given, but one that is still in the system is passed over until it has ended.
+    Passing,
     /// In a fresh order each time round. One that is still in the system is passed over until it has ended, because a
     /// request beside its own copy would share more experts than any two real ones do.
     Shuffled {
@@ -18,8 +20,8 @@ pub enum Order {
 /// Draws requests, and knows which are in the system.
 pub(super) struct Draws<'a> {
     requests: &'a [usize],
-    /// Nothing where requests come as given.
-    rng: Option<Rng>,
+    order: Order,
+    rng: Rng,
     queue: VecDeque<usize>,
     /// Times each request of the trace is in the system.
     n_live: Vec<u32>,
@@ -29,19 +31,13 @@ pub(super) struct Draws<'a> {
 impl<'a> Draws<'a> {
     /// Draws from `requests`, which is not empty, positions in a trace of `n_recorded`.
     pub fn new(requests: &'a [usize], order: Order, n_recorded: usize) -> Self {
-        let rng = match order {
-            Order::Given => None,
-            Order::Shuffled { seed } => Some(Rng::new(seed)),
-        };
-        Self { requests, rng, queue: VecDeque::new(), n_live: vec![0; n_recorded], n_repeats: 0 }
+        let seed = if let Order::Shuffled { seed } = order { seed } else { 0 };
+        Self { requests, order, rng: Rng::new(seed), queue: VecDeque::new(), n_live: vec![0; n_recorded], n_repeats: 0 }
     }
 
     /// The next request, which is in the system from now on.
     pub fn take(&mut self) -> usize {
-        let drawn = match &mut self.rng {
-            None => None,
-            Some(_) => self.take_idle(),
-        };
+        let drawn = if self.order == Order::Given { None } else { self.take_idle() };
         let request = drawn.unwrap_or_else(|| {
             if self.queue.is_empty() {
                 self.queue.extend(self.requests);
@@ -78,11 +74,11 @@ impl<'a> Draws<'a> {
 
     /// The queue holds fewer than two rounds, however long its requests stay in the system.
     fn refill(&mut self) {
-        if let Some(rng) = &mut self.rng
-            && self.queue.len() < self.requests.len()
-        {
+        if self.queue.len() < self.requests.len() {
             let mut round = self.requests.to_vec();
-            shuffle(&mut round, rng);
+            if let Order::Shuffled { .. } = self.order {
+                shuffle(&mut round, &mut self.rng);
+            }
             self.queue.extend(round);
         }
     }
@@ -119,6 +115,15 @@ mod tests {
         }
         assert_eq!(draws.n_repeats(), 0);
         assert!(n_drawn.iter().all(|n| n.abs_diff(50) <= 1), "{n_drawn:?}");
+    }
+
+    #[test]
+    fn passing_keeps_the_order_but_for_those_in_the_system() {
+        let mut draws = Draws::new(&[0, 0, 1, 2], Order::Passing, 3);
+        let got: Vec<usize> = (0..3).map(|_| draws.take()).collect();
+        assert_eq!(got, [0, 1, 2]);
+        draws.give_back(0);
+        assert_eq!((draws.take(), draws.n_repeats()), (0, 0));
     }
 
     #[test]

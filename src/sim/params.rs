@@ -1,4 +1,7 @@
-use crate::sim::{Order, SimError, StepCost};
+use crate::{
+    schedule::DispatchLimits,
+    sim::{Order, SimError, StepCost},
+};
 
 /// How requests come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,6 +17,17 @@ pub enum Arrivals {
     Poisson {
         /// Requests a unit of time.
         rate: f64,
+        /// Seed of the gaps.
+        seed: u64,
+    },
+    /// At random for `on`, then none for `off`, and so on.
+    Bursts {
+        /// Requests a unit of time, on average.
+        rate: f64,
+        /// Length of a burst.
+        on: f64,
+        /// Length of the pause after it.
+        off: f64,
         /// Seed of the gaps.
         seed: u64,
     },
@@ -36,6 +50,8 @@ pub struct ReplayParams {
     pub prefill: f64,
     /// What a decode step takes.
     pub cost: StepCost,
+    /// Of these, the number of waiting hand-offs and the age bound; the queue before them has no bound.
+    pub limits: DispatchLimits,
 }
 
 impl ReplayParams {
@@ -57,10 +73,13 @@ impl ReplayParams {
                 return Err(SimError::Value { name: "the concurrency", value: 0.0, want: "at least 1" });
             }
             Arrivals::Closed { ramp, .. } => not_negative("the ramp", ramp)?,
-            Arrivals::Poisson { rate, .. } if !rate.is_finite() || rate <= 0.0 => {
+            Arrivals::Bursts { on, off, .. } if !(on.is_finite() && on > 0.0 && off.is_finite() && off >= 0.0) => {
+                return Err(SimError::Value { name: "a burst's length", value: on, want: "a number above 0" });
+            }
+            Arrivals::Poisson { rate, .. } | Arrivals::Bursts { rate, .. } if !rate.is_finite() || rate <= 0.0 => {
                 return Err(SimError::Value { name: "the rate", value: rate, want: "a number above 0" });
             }
-            Arrivals::Poisson { .. } => {}
+            Arrivals::Poisson { .. } | Arrivals::Bursts { .. } => {}
         }
         if !(0.0..1.0).contains(&self.warmup) {
             let want = "a share from 0 to below 1";
@@ -89,6 +108,7 @@ mod tests {
             warmup: 0.0,
             prefill: 0.0,
             cost: StepCost::UNIT,
+            limits: DispatchLimits::default(),
         };
         let run = |requests: &[usize], params: &ReplayParams| {
             let policy = Box::new(LeastLoaded);

@@ -6,6 +6,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use proptest::prelude::*;
@@ -18,7 +19,7 @@ use crate::{
     schedule::DispatchLimits,
     sim::{Arrivals, Order, ReplayParams, ReplayReport, ReplaySet, StepCost, order::Draws, planted::Planted, replay},
     trace::Trace,
-    types::WorkerId,
+    types::{RequestId, WorkerId},
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -32,6 +33,7 @@ enum What {
 struct Served {
     index: usize,
     first_token: f64,
+    wait: f64,
     n_done: usize,
     admission: Option<usize>,
     tpot: Option<f64>,
@@ -50,7 +52,8 @@ struct Plain<'a> {
     trace: &'a Trace,
     params: &'a ReplayParams,
     draws: Draws<'a>,
-    gaps: Option<(f64, Rng)>,
+    gaps: Option<Rng>,
+    in_bursts: f64,
     policy: Box<dyn RoutePolicy>,
     calibration: Option<Arc<Calibration>>,
     now: f64,
@@ -65,8 +68,8 @@ struct Plain<'a> {
     /// What each worker holds, by slot, and what waits for its next step.
     slots: Vec<Vec<Option<usize>>>,
     incoming: Vec<VecDeque<usize>>,
-    /// The batch of the step that is running.
-    running: Vec<Option<(Vec<usize>, f64)>>,
+    /// The batch of the step that is running, whether the step took none in, and its time.
+    running: Vec<Option<(Vec<usize>, bool, f64)>>,
     n_admitted: usize,
     steps: Vec<StepSeen>,
 }
@@ -80,7 +83,7 @@ impl Plain<'_> {
                     self.events.push((ramp * nth as f64 / concurrency as f64, What::Arrival));
                 }
             }
-            Arrivals::Poisson { .. } => self.arrival(),
+            Arrivals::Poisson { .. } | Arrivals::Bursts { .. } => self.arrival(),
         }
         while !self.events.is_empty() {
             let first = (0..self.events.len()).min_by(|&a, &b| self.events[a].0.total_cmp(&self.events[b].0));
@@ -115,18 +118,23 @@ impl Plain<'_> {
     }
 
     fn arrival(&mut self) {
-        if self.n_due < self.params.n_requests
-            && let Some((rate, rng)) = &mut self.gaps
-        {
-            self.n_due += 1;
-            self.events.push((self.now + rng.exponential(*rate), What::Arrival));
-        }
+        let Some(rng) = self.gaps.as_mut().filter(|_| self.n_due < self.params.n_requests) else { return };
+        self.n_due += 1;
+        let at = match self.params.arrivals {
+            Arrivals::Closed { .. } => unreachable!("no gaps"),
+            Arrivals::Poisson { rate, .. } => self.now + rng.exponential(rate),
+            Arrivals::Bursts { rate, on, off, .. } => {
+                self.in_bursts += rng.exponential(rate * (on + off) / on);
+                self.in_bursts + (self.in_bursts / on).floor() * off
+            }
+        };
+        self.events.push((at, What::Arrival));
     }
 
     fn submit(&mut self) {
         self.queued.push_back(self.served.len());
         let index = self.draws.take();
-        self.served.push(Served { index, first_token: 0.0, n_done: 0, admission: None, tpot: None });
+        self.served.push(Served { index, first_token: 0.0, wait: 0.0, n_done: 0, admission: None, tpot: None });
     }
 
     fn advance(&mut self) {
@@ -142,10 +150,18 @@ impl Plain<'_> {
             let recorded = &self.trace.requests[self.served[id].index];
             let counts = recorded.prefill_counts(&self.trace.header);
             let signature = self.calibration.as_ref().and_then(|calibration| calibration.signature(&counts));
-            let request = RouteRequest { signature: signature.as_ref(), domain: recorded.domain.as_deref() };
+            let request = RouteRequest {
+                id: RequestId(id as u64),
+                signature: signature.as_ref(),
+                domain: recorded.domain.as_deref(),
+                counts: Some(&counts),
+                n_tokens: recorded.n_prompt + 1,
+            };
             let Ok(decision) = self.policy.select(&request, &views) else { break };
+            self.policy.placed(&request, decision.worker);
             self.waiting.pop_front();
             self.served[id].admission = Some(self.n_admitted);
+            self.served[id].wait = self.now - self.served[id].first_token;
             self.n_admitted += 1;
             self.booked[decision.worker.index()] += 1;
             self.incoming[decision.worker.index()].push_back(id);
@@ -160,7 +176,12 @@ impl Plain<'_> {
     }
 
     fn step_done(&mut self, worker: usize) {
-        let (batch, time) = self.running[worker].take().expect("a step");
+        let (batch, is_pure, time) = self.running[worker].take().expect("a step");
+        if is_pure {
+            // The dispatcher's clock ticks in nanoseconds.
+            let time = Duration::from_secs_f64(time).as_secs_f64();
+            self.policy.stepped(WorkerId(worker as u32), batch.len() as u32, time);
+        }
         let n_distinct = self.distinct(&batch);
         assert_eq!(self.params.cost.step(n_distinct as u32, batch.len() as u32).to_bits(), time.to_bits());
         self.steps.push(StepSeen { n_admitted: self.n_admitted, worker, n_batch: batch.len(), n_distinct, time });
@@ -171,6 +192,7 @@ impl Plain<'_> {
         for &id in &done {
             self.slots[worker].iter_mut().filter(|held| **held == Some(id)).for_each(|held| *held = None);
             self.booked[worker] -= 1;
+            self.policy.left(RequestId(id as u64), WorkerId(worker as u32));
             self.advance();
         }
         for &id in &done {
@@ -195,6 +217,7 @@ impl Plain<'_> {
             if self.running[worker].is_some() {
                 continue;
             }
+            let is_pure = self.incoming[worker].is_empty();
             while let Some(free) = self.slots[worker].iter().position(Option::is_none)
                 && let Some(id) = self.incoming[worker].pop_front()
             {
@@ -204,7 +227,7 @@ impl Plain<'_> {
             if !batch.is_empty() {
                 let time = self.params.cost.step(self.distinct(&batch) as u32, batch.len() as u32);
                 self.events.push((self.now + time, What::StepDone(worker)));
-                self.running[worker] = Some((batch, time));
+                self.running[worker] = Some((batch, is_pure, time));
             }
         }
     }
@@ -232,6 +255,7 @@ impl Plain<'_> {
         let distinct = steps.iter().map(|step| step.n_distinct).sum::<usize>() as f64 / n_layer;
         let measured = |served: &&Served| served.admission.is_some_and(|at| at >= n_warmup);
         let mut tpot: Vec<f64> = self.served.iter().filter(measured).filter_map(|served| served.tpot).collect();
+        let mut waits: Vec<f64> = self.served.iter().filter(measured).map(|served| served.wait).collect();
         let of_worker = |w: usize| steps.iter().filter(|step| step.worker == w).count() as u64;
         ReplayReport {
             policy: self.policy.name().to_owned(),
@@ -241,6 +265,7 @@ impl Plain<'_> {
             n_repeats: self.draws.n_repeats(),
             time: self.now,
             tpot: Summary::of(&mut tpot),
+            wait: Summary::of(&mut waits),
             experts_per_step: over(distinct, n),
             experts_per_token: over(distinct, n_batch),
             batch: over(n_batch, n),
@@ -260,13 +285,14 @@ fn plain(
     let n_workers = params.n_slots.len();
     let gaps = match params.arrivals {
         Arrivals::Closed { .. } => None,
-        Arrivals::Poisson { rate, seed } => Some((rate, Rng::new(seed))),
+        Arrivals::Poisson { seed, .. } | Arrivals::Bursts { seed, .. } => Some(Rng::new(seed)),
     };
     let run = Plain {
         trace,
         params,
         draws: Draws::new(requests, params.order, trace.requests.len()),
         gaps,
+        in_bursts: 0.0,
         policy,
         calibration,
         now: 0.0,
@@ -300,6 +326,7 @@ proptest! {
         (n_expert, k) in prop::sample::select(vec![(8usize, 2usize), (64, 4), (130, 3)]),
         (ramp, prefill, warmup) in (0.0f64..30.0, 0.0f64..6.0, 0.0f64..0.9),
         whole_times: bool,
+        bursty: bool,
     ) {
         let planted = Planted { n_requests: 30, n_layer: 3, n_expert, k, n_steps: (0, 9), seed, ..Planted::default() };
         let trace = planted.trace();
@@ -308,13 +335,15 @@ proptest! {
         let cost = if whole_times { StepCost::UNIT } else { StepCost { fixed: 0.3, per_expert: 0.07, per_token: 0.11 } };
         let whole = |x: f64| if whole_times { x.floor() } else { x };
         let arrivals = match poisson {
+            Some(rate) if bursty => Arrivals::Bursts { rate, on: 7.0, off: 20.0, seed },
             Some(rate) => Arrivals::Poisson { rate, seed },
             None => Arrivals::Closed { concurrency, ramp: whole(ramp) },
         };
         let order = if shuffled { Order::Shuffled { seed } } else { Order::Given };
-        let params = ReplayParams { arrivals, order, n_requests: 75, warmup, prefill: whole(prefill), cost, n_slots };
+        let limits = DispatchLimits::default();
+        let params = ReplayParams { arrivals, order, n_requests: 75, warmup, prefill: whole(prefill), cost, n_slots, limits };
         let n_workers = params.n_slots.len();
-        let calibration = kind.needs_calibration().then(|| {
+        let calibration = (kind.needs_calibration() || kind.uses_centroids() && shuffled).then(|| {
             let with_steps = (0..30).filter(|&at| trace.requests[at].n_steps(&trace.header) > 0);
             let input = CalibrationInput::of_trace(&trace, with_steps);
             Arc::new(fit(&input, &CalibrationParams::new(n_workers)).expect("requests that differ").0)
@@ -324,6 +353,7 @@ proptest! {
                 seed,
                 tau,
                 centroids: calibration.as_ref().map(|c| Arc::new(c.centroids.clone())),
+                shape: Some(trace.header.shape.clone()),
                 domains: (0..4).map(|d| format!("domain-{d}")).collect(),
                 ..PolicyParams::new(n_workers)
             })

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     calibrate::Calibration,
+    refit::Refitter,
     rng::Rng,
     route::RoutePolicy,
     schedule::{
@@ -32,6 +33,33 @@ pub fn replay(
     policy: Box<dyn RoutePolicy>,
     calibration: Option<Arc<Calibration>>,
 ) -> Result<ReplayReport, SimError> {
+    start(set, requests, params, policy, calibration).map(Run::run)
+}
+
+/// As [`replay`], while `refitter` moves the policy's centroids. `unit` is how long the cost's unit of time is to it; a
+/// check of the centroids takes no time.
+pub fn replay_refitting(
+    set: &ReplaySet,
+    requests: &[usize],
+    params: &ReplayParams,
+    policy: Box<dyn RoutePolicy>,
+    calibration: Arc<Calibration>,
+    refitter: Refitter,
+    unit: Duration,
+) -> Result<ReplayReport, SimError> {
+    let mut run = start(set, requests, params, policy, Some(calibration))?;
+    run.dispatcher.keep_signatures();
+    run.refit = Some((refitter, unit));
+    Ok(run.run())
+}
+
+fn start<'a>(
+    set: &'a ReplaySet,
+    requests: &'a [usize],
+    params: &'a ReplayParams,
+    policy: Box<dyn RoutePolicy>,
+    calibration: Option<Arc<Calibration>>,
+) -> Result<Run<'a>, SimError> {
     params.check()?;
     if requests.is_empty() {
         return Err(SimError::NoRequests);
@@ -40,7 +68,7 @@ pub fn replay(
         return Err(SimError::NoSuchRequest { index, n_requests: set.n_requests() });
     }
     let draws = Draws::new(requests, params.order, set.n_requests());
-    Ok(Run::new(set, params, draws, policy, calibration).run())
+    Ok(Run::new(set, params, draws, policy, calibration))
 }
 
 struct Run<'a> {
@@ -48,10 +76,9 @@ struct Run<'a> {
     params: &'a ReplayParams,
     draws: Draws<'a>,
     /// Where requests come regardless of the load.
-    gaps: Option<(f64, Rng)>,
+    gaps: Option<Gaps>,
     now: f64,
     dispatcher: Dispatcher,
-    with_counts: bool,
     workers: Vec<Worker<'a>>,
     pending: BinaryHeap<Reverse<Event>>,
     n_events: u64,
@@ -63,6 +90,32 @@ struct Run<'a> {
     commands: Vec<Command>,
     /// Workers that may have a step to start.
     woken: Vec<usize>,
+    refit: Option<(Refitter, Duration)>,
+}
+
+/// When requests come: at random while bursts last.
+struct Gaps {
+    rate: f64,
+    on: f64,
+    off: f64,
+    rng: Rng,
+    /// Time spent in bursts.
+    busy: f64,
+}
+
+impl Gaps {
+    fn new(rate: f64, on: f64, off: f64, seed: u64) -> Self {
+        Self { rate, on, off, rng: Rng::new(seed), busy: 0.0 }
+    }
+
+    fn next(&mut self, now: f64) -> f64 {
+        let gap = self.rng.exponential(self.rate);
+        if self.on.is_infinite() {
+            return now + gap;
+        }
+        self.busy += gap;
+        self.busy + (self.busy / self.on).floor() * self.off
+    }
 }
 
 struct Worker<'a> {
@@ -78,6 +131,8 @@ struct Step {
     n_distinct: u32,
     n_batch: u32,
     time: f64,
+    /// It took no sequence in.
+    is_pure: bool,
 }
 
 struct Live {
@@ -129,7 +184,7 @@ impl<'a> Run<'a> {
         policy: Box<dyn RoutePolicy>,
         calibration: Option<Arc<Calibration>>,
     ) -> Self {
-        let limits = DispatchLimits { max_queue: usize::MAX, max_prefill: usize::MAX, ..DispatchLimits::default() };
+        let limits = DispatchLimits { max_queue: usize::MAX, max_prefill: usize::MAX, ..params.limits };
         let worker = |&n_slots: &u32| {
             let runner = ReplayRunner::new(set, n_slots);
             let scheduler = DecodeWorker::new(runner.info(), 1, &[]);
@@ -137,7 +192,8 @@ impl<'a> Run<'a> {
         };
         let gaps = match params.arrivals {
             Arrivals::Closed { .. } => None,
-            Arrivals::Poisson { rate, seed } => Some((rate, Rng::new(seed))),
+            Arrivals::Poisson { rate, seed } => Some(Gaps::new(rate, f64::INFINITY, 0.0, seed)),
+            Arrivals::Bursts { rate, on, off, seed } => Some(Gaps::new(rate * (on + off) / on, on, off, seed)),
         };
         let n_warmup = (params.n_requests as f64 * params.warmup) as usize;
         Self {
@@ -146,7 +202,6 @@ impl<'a> Run<'a> {
             draws,
             gaps,
             now: 0.0,
-            with_counts: calibration.is_some(),
             dispatcher: Dispatcher::new(1, &params.n_slots, policy, calibration, limits),
             workers: params.n_slots.iter().map(worker).collect(),
             pending: BinaryHeap::new(),
@@ -157,6 +212,7 @@ impl<'a> Run<'a> {
             meter: Meter::new(params.n_slots.len(), n_warmup),
             commands: Vec::new(),
             woken: Vec::new(),
+            refit: None,
         }
     }
 
@@ -170,10 +226,25 @@ impl<'a> Run<'a> {
                 Happening::StepDone(worker) => self.step_done(worker),
             }
             self.carry_out();
+            self.refit();
             self.start_steps();
         }
         assert_eq!(self.dispatcher.n_active(), 0, "requests that never end");
         self.meter.report(self.dispatcher.policy_name(), self.set, self.draws.n_repeats(), self.now)
+    }
+
+    fn refit(&mut self) {
+        let Some((refitter, unit)) = &mut self.refit else { return };
+        let now = unit.mul_f64(self.now);
+        for signature in self.dispatcher.take_signatures() {
+            refitter.observe(signature, now);
+        }
+        let Some(job) = refitter.due(now) else { return };
+        if let Some(centroids) = refitter.apply(job.run())
+            && let Err(error) = self.dispatcher.set_centroids(&centroids)
+        {
+            refitter.switch_off(error.to_string());
+        }
     }
 
     fn at(&mut self, at: f64, what: Happening) {
@@ -189,16 +260,16 @@ impl<'a> Run<'a> {
                     self.at(ramp * nth as f64 / concurrency as f64, Happening::Arrival);
                 }
             }
-            Arrivals::Poisson { .. } => self.next_arrival(),
+            Arrivals::Poisson { .. } | Arrivals::Bursts { .. } => self.next_arrival(),
         }
     }
 
     fn next_arrival(&mut self) {
-        if let Some((rate, rng)) = &mut self.gaps
+        if let Some(gaps) = &mut self.gaps
             && self.n_planned < self.params.n_requests
         {
             self.n_planned += 1;
-            let at = self.now + rng.exponential(*rate);
+            let at = gaps.next(self.now);
             self.at(at, Happening::Arrival);
         }
     }
@@ -227,7 +298,7 @@ impl<'a> Run<'a> {
         let event = if recorded.n_steps == 0 {
             WorkerEvent::Finished { id: job.id, reason: FinishReason::Length, usage: job.usage() }
         } else {
-            let counts = self.with_counts.then(|| recorded.counts.clone());
+            let counts = Some(recorded.counts.clone());
             WorkerEvent::Prefilled(Handoff { job, state: recorded.state.clone(), counts })
         };
         self.dispatcher.on_event(Source::Prefill(PREFILL), event, &mut self.commands);
@@ -237,6 +308,9 @@ impl<'a> Run<'a> {
         let worker = &mut self.workers[index];
         let step = worker.step.take().expect("a step that runs");
         self.meter.stepped(index, step.n_distinct, step.n_batch, step.time);
+        if step.is_pure {
+            self.dispatcher.stepped(WorkerId(index as u32), step.n_batch, Duration::from_secs_f64(step.time));
+        }
         for event in worker.events.drain(..) {
             // Tokens only count there, for requests that are cancelled; here none is.
             if !matches!(event, WorkerEvent::Token { .. }) {
@@ -254,7 +328,7 @@ impl<'a> Run<'a> {
                     Command::Prefill(_, job) => self.at(self.now + self.params.prefill, Happening::Prefilled(job)),
                     Command::Decode(worker, handoff, _) => {
                         let live = self.live.get_mut(&handoff.job.id).expect("a request of this run");
-                        live.measured = self.meter.admitted();
+                        live.measured = self.meter.admitted(self.now - live.first_token);
                         self.workers[worker.index()].scheduler.admit(handoff);
                         self.woken.push(worker.index());
                     }
@@ -288,10 +362,11 @@ impl<'a> Run<'a> {
             if worker.step.is_some() || worker.scheduler.is_idle() {
                 continue;
             }
-            let n_batch = worker.scheduler.step(&mut worker.runner, &mut worker.events).requests.len() as u32;
+            let step = worker.scheduler.step(&mut worker.runner, &mut worker.events);
+            let (n_batch, is_pure) = (step.requests.len() as u32, step.n_decoded_alone().is_some());
             let n_distinct = worker.runner.n_distinct();
             let time = self.params.cost.step(n_distinct, n_batch);
-            worker.step = Some(Step { n_distinct, n_batch, time });
+            worker.step = Some(Step { n_distinct, n_batch, time, is_pure });
             self.at(self.now + time, Happening::StepDone(index));
         }
         self.woken = woken;
@@ -353,6 +428,7 @@ mod tests {
             warmup: 0.2,
             prefill: 3.0,
             cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+            limits: DispatchLimits::default(),
         };
         let held_out: Vec<usize> = (96..192).collect();
         let report = replay(&ReplaySet::new(&trace), &held_out, &params, policy, Some(calibration)).expect("valid");

@@ -22,6 +22,8 @@ pub struct ReplayReport {
     pub time: f64,
     /// Time per output token after the first, one sample a request; nothing if none was measured.
     pub tpot: Option<Summary>,
+    /// From a request's first token until it got a decode slot, one sample a request measured.
+    pub wait: Option<Summary>,
     /// Distinct experts a layer, averaged over steps.
     pub experts_per_step: f64,
     /// Expert reads a layer for each token: distinct experts summed over steps, over tokens. Unlike the number a step,

@@ -7,6 +7,7 @@ use crate::{
     calibrate::{CalibrateError, Calibration, CalibrationInput, CalibrationParams, fit},
     rng::mix,
     route::{PolicyKind, PolicyParams},
+    schedule::DispatchLimits,
     sim::{
         Arrivals, AssessParams, CostShares, Order, ReplayParams, ReplayReport, ReplaySet, SimError, StepCost, replay,
     },
@@ -87,6 +88,7 @@ impl<'a> Trials<'a> {
             warmup: WARMUP,
             prefill: PREFILL_STEPS,
             cost: StepCost::UNIT,
+            limits: DispatchLimits::default(),
         };
         let round_robin = PolicyKind::RoundRobin.build(&PolicyParams::new(n_workers))?;
         let report = replay(set, requests, &plan, round_robin, None)?;

@@ -10,7 +10,7 @@ pub type Token = i32;
 pub struct WorkerId(pub u32);
 
 /// A request, in order of submission, unique within one engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 /// A place for one sequence in a worker's batch; it is the sequence id in that worker's llama.cpp context.

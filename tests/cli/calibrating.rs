@@ -219,6 +219,6 @@ fn serving_heeds_a_verdict_that_locality_does_not_help() {
     let ran = ask(false, &[]);
     assert_eq!(ran.json()["policy"], "least_loaded");
     assert!(ran.err.contains("locality does not help here"), "{ran:?}");
-    assert_eq!(ask(true, &[]).json()["policy"], "locality_band");
+    assert_eq!(ask(true, &[]).json()["policy"], "marginal_cost");
     assert_eq!(ask(false, &["--policy", "locality_band"]).json()["policy"], "locality_band");
 }

@@ -116,7 +116,7 @@ fn a_calibration_is_made_read_and_routed_with() {
     // As many workers as it was made for, and the policy that uses it, without being told.
     let ran = run(["run", "-m", TINY, "--calibration", text(&file), "-n", "2", "--json", "Solve for x"]).succeeded();
     let json = ran.json();
-    assert_eq!((&json["policy"], &json["decision"]["reason"]), (&"locality_band".into(), &"band".into()));
+    assert_eq!((&json["policy"], &json["decision"]["reason"]), (&"marginal_cost".into(), &"marginal_cost".into()));
     assert!(json["decision"]["similarity"].is_f64(), "{json}");
 }
 

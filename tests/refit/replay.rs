@@ -214,7 +214,7 @@ impl Run<'_> {
         self.next += 1;
         let mut planted = self.replay.world.request(index, &(self.replay.mixture)(index));
         let signature = self.replay.world.prefill(&mut planted, self.replay.calibration);
-        let request = RouteRequest { signature: Some(&signature), domain: None };
+        let request = RouteRequest { signature: Some(&signature), ..RouteRequest::default() };
         let worker = self.policy.select(&request, &self.views).expect("fewer requests than slots").worker.index();
         self.mover.observe(signature, Duration::from_secs_f64(now));
         self.views[worker].n_inflight += 1;

@@ -122,7 +122,7 @@ pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
             findings.ok(format!("calibration {} fits the model and the decode workers", path.display()));
             let verdict = calibration.as_deref().and_then(Verdict::of);
             if let Some(verdict) = verdict.filter(|verdict| !verdict.helps) {
-                findings.warn(verdict.sentence(), "leave the calibration away, or ask for --policy locality_band");
+                findings.warn(verdict.sentence(), "leave the calibration away, or ask for --policy marginal_cost");
             }
         }
         (Some(_), Err(error)) => findings.broken(error.to_string(), "calibrate again, or give another file"),

@@ -1,0 +1,475 @@
+//! eldr's own policy: the worker whose batch loses the least time by one more sequence, given what that is likely to pick.
+//!
+//! Never needs a calibration; with one, it also keeps to the workers' centroids, so that like finds like for longer.
+
+use std::sync::Arc;
+
+use ndarray::Array2;
+
+use crate::{
+    route::{
+        Decision, Marginal, Reason, RouteBuildError, RouteError, RoutePolicy, RouteRequest, StepLoad, StepTime,
+        StepTimes, WorkerView,
+        centroids::Centroids,
+        load,
+        survival::{ONE, Survival, Tables},
+    },
+    signature::ExpertCounts,
+    types::{MoeShape, RequestId, WorkerId},
+};
+
+/// Requests over which the usual picks are averaged.
+const USUAL_MEMORY: f32 = 256.0;
+
+/// How the cost is weighed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MarginalCostParams {
+    /// What a similarity one lower than the best costs, in steps. Counts only where there are centroids.
+    pub lambda: f32,
+    /// Tokens that the usual picks weigh in the prediction of a request's.
+    pub prior_tokens: f32,
+    /// How many times the added experts count. More than once, because a batch that is alike draws what is like it, and so
+    /// stays cheap after those it has now are gone.
+    pub pull: f32,
+}
+
+impl Default for MarginalCostParams {
+    /// As replays of recorded requests had the best median whose 99th percentile was never behind a load balancer's.
+    fn default() -> Self {
+        Self { lambda: 0.1, prior_tokens: 2.0, pull: 1.5 }
+    }
+}
+
+/// Takes the eligible worker of the least marginal cost; ties go to the lowest id.
+///
+/// A request whose n prompt tokens picked expert e of layer l c times will pick it in a decode step with the probability
+/// q = (c + a g) / (n + a), where g is how often requests pick it usually and a are [`MarginalCostParams::prior_tokens`];
+/// where there are no counts (the last layer), q = g. A worker reads an expert unless none of its sequences picks it, so
+/// it reads U = sum(1 - P) experts a step, P the product of its sequences' 1 - q, and with the request dU = sum(P q) more.
+/// With the worker's step time T, learnt from its steps ([`StepTimes`]), the batch of B sequences loses
+/// `J = (B + 1) T(B + 1, U + dU) - B T(B, U)` for each token, where what dU adds counts [`MarginalCostParams::pull`] times.
+/// Chosen is the least `J + lambda (best similarity - similarity) T`, T the eligible workers' mean step, and similarity the cosine of
+/// signature and centroid, where there are both.
+#[derive(Debug, Clone)]
+pub struct MarginalCost {
+    params: MarginalCostParams,
+    n_layer: usize,
+    n_expert: usize,
+    /// g, L rows of E; rows without counts stay uniform.
+    usual: Vec<f32>,
+    n_seen: f32,
+    tables: Tables,
+    workers: Vec<Batch>,
+    times: StepTimes,
+    centroids: Option<Centroids>,
+    /// q of the request at hand, and what each worker would cost; kept to spare allocations.
+    picks: Vec<i16>,
+    offers: Vec<Offer>,
+}
+
+/// A worker's sequences as far as they were placed by the policy.
+#[derive(Debug, Clone)]
+struct Batch {
+    survival: Survival,
+    residents: Vec<Resident>,
+    n_steps: i64,
+    /// Tokens of context the residents had, less the steps the worker had run, when each came.
+    context: i64,
+}
+
+#[derive(Debug, Clone)]
+struct Resident {
+    id: RequestId,
+    picks: Box<[i16]>,
+    context: i64,
+}
+
+/// What the request at hand would cost on an eligible worker.
+#[derive(Debug, Clone, Copy)]
+struct Offer {
+    position: usize,
+    similarity: Option<f32>,
+    marginal: Marginal,
+}
+
+impl Batch {
+    fn load(&self, n_batch: u32) -> StepLoad {
+        let n_context = self.context + self.n_steps * i64::from(self.residents.len() as u32);
+        StepLoad {
+            n_experts: f64::from(self.survival.expected()),
+            n_batch: f64::from(n_batch),
+            n_context: n_context as f64,
+        }
+    }
+}
+
+impl MarginalCost {
+    /// A policy for `n_workers` decode workers of a model with these experts; without any, the cost is by load alone.
+    pub fn new(shape: Option<&MoeShape>, n_workers: usize, params: MarginalCostParams) -> Self {
+        let (n_layer, n_expert, k) =
+            shape.map_or((0, 0, 0), |shape| (shape.n_layer_moe(), shape.n_expert, shape.n_expert_used));
+        let n = n_layer * n_expert as usize;
+        let uniform = k as f32 / n_expert.max(1) as f32;
+        let batch = Batch { survival: Survival::new(n), residents: Vec::new(), n_steps: 0, context: 0 };
+        Self {
+            params,
+            n_layer,
+            n_expert: n_expert as usize,
+            usual: vec![uniform; n],
+            n_seen: 0.0,
+            tables: Tables::new(),
+            workers: vec![batch; n_workers],
+            times: StepTimes::new(StepTime::preset(n_layer, n_expert, k), n_workers),
+            centroids: None,
+            picks: vec![0; n],
+            offers: Vec::with_capacity(n_workers),
+        }
+    }
+
+    /// Keeps to `centroids`, one of length 1 for each worker.
+    ///
+    /// # Errors
+    /// Centroids of another number or length.
+    pub fn with_centroids(mut self, centroids: Arc<Array2<f32>>) -> Result<Self, RouteBuildError> {
+        self.centroids = Some(Centroids::new(centroids, self.workers.len())?);
+        Ok(self)
+    }
+
+    /// Starts from a known step time, of every worker alike, instead of the preset.
+    #[must_use]
+    pub fn with_step_time(mut self, first: StepTime) -> Self {
+        self.times = StepTimes::new(first, self.workers.len());
+        self
+    }
+
+    /// The step times as learnt so far.
+    pub fn step_times(&self) -> &StepTimes {
+        &self.times
+    }
+
+    /// Makes room for workers that joined.
+    fn make_room(&mut self, n_workers: usize) {
+        if n_workers > self.workers.len() {
+            let survival = Survival::new(self.usual.len());
+            self.workers.resize(n_workers, Batch { survival, residents: Vec::new(), n_steps: 0, context: 0 });
+            self.times.make_room(n_workers);
+        }
+    }
+
+    /// The counts of a layer, if they are there.
+    fn row<'a>(&self, counts: Option<&'a ExpertCounts>, layer: usize) -> Option<&'a [u32]> {
+        let row = counts?.row(layer as u32)?;
+        assert_eq!(row.len(), self.n_expert, "counts of another model");
+        Some(row)
+    }
+
+    /// Predicts the request's picks into `picks`.
+    fn predict(&mut self, counts: Option<&ExpertCounts>) {
+        const LAST: f32 = (ONE - 1) as f32;
+        // Adding 2^23 rounds to a whole number, which then stands in the low bits.
+        const ROUND: f32 = 8_388_608.0;
+        let quantise = |q: f32| (q.min(LAST) + ROUND).to_bits() as i16;
+        let one = f32::from(ONE);
+        for layer in 0..self.n_layer {
+            let row = self.row(counts, layer);
+            let at = layer * self.n_expert..(layer + 1) * self.n_expert;
+            let (usual, picks) = (&self.usual[at.clone()], &mut self.picks[at]);
+            let n_tokens = counts.map_or(0, ExpertCounts::n_tokens);
+            match row.filter(|_| n_tokens > 0) {
+                Some(row) => {
+                    let scale = one / (n_tokens as f32 + self.params.prior_tokens);
+                    let prior = self.params.prior_tokens * scale;
+                    for ((q, &g), &c) in picks.iter_mut().zip(usual).zip(row) {
+                        *q = quantise(c.cast_signed() as f32 * scale + g * prior);
+                    }
+                }
+                None => picks.iter_mut().zip(usual).for_each(|(q, &g)| *q = quantise(g * one)),
+            }
+        }
+    }
+
+    /// Learns how often experts are picked usually.
+    fn learn(&mut self, counts: Option<&ExpertCounts>) {
+        let Some(counts) = counts.filter(|counts| counts.n_tokens() > 0) else { return };
+        self.n_seen = (self.n_seen + 1.0).min(USUAL_MEMORY);
+        let weight = 1.0 / (self.n_seen + 1.0);
+        let scale = 1.0 / counts.n_tokens() as f32;
+        for layer in 0..self.n_layer {
+            let Some(row) = self.row(Some(counts), layer) else { continue };
+            for (g, &c) in self.usual[layer * self.n_expert..].iter_mut().zip(row) {
+                *g += (c as f32 * scale - *g) * weight;
+            }
+        }
+    }
+
+    /// Prices the request on every eligible worker; the best offer, and the highest similarity.
+    fn price(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<(Offer, Option<f32>)> {
+        self.make_room(workers.last().map_or(0, |worker| worker.id.index() + 1));
+        self.predict(request.counts);
+        self.offers.clear();
+        let mut best = f32::NEG_INFINITY;
+        for (position, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.eligible()) {
+            let batch = &self.workers[worker.id.index()];
+            let time = self.times.get(worker.id.index());
+            let before = batch.load(worker.n_inflight);
+            let added_experts = batch.survival.added(&self.picks);
+            let after = StepLoad {
+                n_experts: before.n_experts + f64::from(added_experts),
+                n_batch: before.n_batch + 1.0,
+                n_context: before.n_context + f64::from(request.n_tokens),
+            };
+            let step = time.of(&after);
+            let pull = (f64::from(self.params.pull) - 1.0) * after.n_batch * time.per_expert * f64::from(added_experts);
+            let cost = after.n_batch * step - before.n_batch * time.of(&before) + pull;
+            let similarity = match (&self.centroids, request.signature) {
+                (Some(centroids), Some(signature)) => centroids.cosine(worker.id, signature.as_slice()),
+                _ => None,
+            };
+            best = best.max(similarity.unwrap_or(best));
+            let experts = batch.survival.expected();
+            let marginal = Marginal { experts, added_experts, step, cost, regret: 0.0 };
+            self.offers.push(Offer { position, similarity, marginal });
+        }
+        let mean_step = self.offers.iter().map(|offer| offer.marginal.step).sum::<f64>() / self.offers.len() as f64;
+        let lambda = f64::from(self.params.lambda) * mean_step;
+        for offer in &mut self.offers {
+            let behind = offer.similarity.map_or(0.0, |own| best - own);
+            offer.marginal.regret = lambda * f64::from(behind);
+        }
+        let score = |offer: &&Offer| offer.marginal.cost + offer.marginal.regret;
+        let least = self.offers.iter().min_by(|a, b| score(a).total_cmp(&score(b)))?;
+        Some((*least, (best > f32::NEG_INFINITY).then_some(best)))
+    }
+}
+
+impl RoutePolicy for MarginalCost {
+    fn name(&self) -> &'static str {
+        "marginal_cost"
+    }
+
+    fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+        let n = load::count_eligible(workers)?;
+        let (offer, best_similarity) = self.price(request, workers).expect("an eligible worker");
+        Ok(Decision {
+            similarity: offer.similarity,
+            best_similarity,
+            marginal: Some(offer.marginal),
+            ..load::decide(&workers[offer.position], Reason::MarginalCost, n)
+        })
+    }
+
+    /// Does nothing without centroids to begin with.
+    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.centroids.as_mut().map_or(Ok(()), |old| old.set(centroids))
+    }
+
+    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
+        self.price(request, workers).map(|(offer, _)| offer.marginal.cost + offer.marginal.regret)
+    }
+
+    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
+        self.make_room(worker.index() + 1);
+        self.predict(request.counts);
+        self.learn(request.counts);
+        let batch = &mut self.workers[worker.index()];
+        batch.survival.join(&self.picks, &self.tables);
+        let context = i64::from(request.n_tokens) - batch.n_steps;
+        batch.context += context;
+        batch.residents.push(Resident { id: request.id, picks: self.picks.as_slice().into(), context });
+    }
+
+    fn left(&mut self, id: RequestId, worker: WorkerId) {
+        let Some(batch) = self.workers.get_mut(worker.index()) else { return };
+        let Some(at) = batch.residents.iter().position(|resident| resident.id == id) else { return };
+        let resident = batch.residents.swap_remove(at);
+        batch.survival.leave(&resident.picks, &self.tables);
+        batch.context -= resident.context;
+    }
+
+    /// Learns from steps whose batch is the one the policy knows; others had a request on its way in or out.
+    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
+        self.make_room(worker.index() + 1);
+        let batch = &mut self.workers[worker.index()];
+        if batch.residents.len() == n_batch as usize {
+            self.times.observe(worker.index(), &batch.load(n_batch), time);
+        }
+        batch.n_steps += 1;
+    }
+
+    fn step_time_error(&self) -> Option<f64> {
+        self.times.error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        rng::Rng,
+        route::{LeastLoaded, load::tests::loads},
+        signature::Signature,
+    };
+
+    const E: u32 = 16;
+
+    /// Two layers whose prompts show, and a last one that does not.
+    fn shape() -> MoeShape {
+        MoeShape { layers: vec![0, 1, 2], n_layer: 3, n_expert: E, n_expert_used: 2 }
+    }
+
+    fn policy(n_workers: usize) -> MarginalCost {
+        MarginalCost::new(Some(&shape()), n_workers, MarginalCostParams::default())
+    }
+
+    /// A prompt of `n_tokens` whose tokens pick two neighbours of `range` each.
+    fn counts(range: std::ops::Range<u32>, n_tokens: u32, rng: &mut Rng) -> ExpertCounts {
+        let mut counts = ExpertCounts::for_shape(&shape());
+        counts.add_tokens(n_tokens);
+        for _ in 0..n_tokens {
+            for layer in 0..2 {
+                let first = range.start + rng.below(range.len() - 1) as u32;
+                counts.add(layer, &[first, first + 1]);
+            }
+        }
+        counts
+    }
+
+    fn ask(id: u64, counts: &ExpertCounts) -> RouteRequest<'_> {
+        let n_tokens = counts.n_tokens();
+        RouteRequest { id: RequestId(id), counts: Some(counts), n_tokens, ..RouteRequest::default() }
+    }
+
+    /// Routes and books a request.
+    fn place(policy: &mut MarginalCost, workers: &mut [WorkerView], request: &RouteRequest<'_>) -> Decision {
+        let decision = policy.select(request, workers).expect("room");
+        policy.placed(request, decision.worker);
+        workers[decision.worker.index()].n_inflight += 1;
+        decision
+    }
+
+    #[test]
+    fn like_joins_like_without_a_calibration() {
+        let mut rng = Rng::new(1);
+        let (mut policy, mut workers) = (policy(2), loads(&[0, 0]));
+        let mut homes = [[0; 2]; 2];
+        for id in 0..24 {
+            let domain = (id % 2) as u32;
+            let counts = counts(domain * 8..domain * 8 + 8, 100, &mut rng);
+            let decision = place(&mut policy, &mut workers, &ask(id, &counts));
+            assert_eq!((decision.reason, decision.band), (Reason::MarginalCost, 2));
+            homes[domain as usize][decision.worker.index()] += 1;
+        }
+        assert_eq!(homes, [[12, 0], [0, 12]]);
+    }
+
+    #[test]
+    fn without_experts_or_counts_it_balances_load() {
+        let mut rng = Rng::new(2);
+        for shape in [None, Some(shape())] {
+            let mut policy = MarginalCost::new(shape.as_ref(), 4, MarginalCostParams::default());
+            let mut workers = loads(&[0; 4]);
+            for id in 0..40 {
+                let request = RouteRequest { id: RequestId(id), n_tokens: 9, ..RouteRequest::default() };
+                let want = LeastLoaded.select(&request, &workers).expect("room").worker;
+                assert_eq!(place(&mut policy, &mut workers, &request).worker, want);
+            }
+            assert_eq!(workers.iter().map(|worker| worker.n_inflight).collect::<Vec<_>>(), [10; 4]);
+            workers[rng.below(4)].healthy = false;
+            assert!(policy.select(&RouteRequest::default(), &workers).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_worker_that_joins_is_filled() {
+        let (mut policy, mut workers) = (policy(1), loads(&[0, 0]));
+        for id in 0..10 {
+            place(&mut policy, &mut workers, &RouteRequest { id: RequestId(id), ..RouteRequest::default() });
+        }
+        assert_eq!([workers[0].n_inflight, workers[1].n_inflight], [5, 5]);
+    }
+
+    #[test]
+    fn a_slow_worker_gets_fewer_requests() {
+        let (mut policy, mut workers) = (policy(2), loads(&[0, 0]));
+        for step in 0..200 {
+            policy.stepped(WorkerId(0), 0, 0.010 + 1e-5 * f64::from(step % 3));
+            policy.stepped(WorkerId(1), 0, 0.030 + 1e-5 * f64::from(step % 3));
+        }
+        for id in 0..16 {
+            place(&mut policy, &mut workers, &RouteRequest { id: RequestId(id), ..RouteRequest::default() });
+        }
+        assert!(workers[0].n_inflight > workers[1].n_inflight + 3, "{workers:?}");
+    }
+
+    #[test]
+    fn a_centroid_decides_between_equal_costs_and_its_regret_is_told() {
+        let axes = Arc::new(ndarray::array![[1.0f32, 0.0], [0.0, 1.0]]);
+        let mut policy = policy(2).with_centroids(axes).expect("two of length 1");
+        let signature = Signature::normalised(vec![0.0, 1.0]).expect("not zero");
+        let request = RouteRequest { signature: Some(&signature), ..RouteRequest::default() };
+        let decision = policy.select(&request, &loads(&[0, 0])).expect("room");
+        assert_eq!((decision.worker.0, decision.similarity, decision.best_similarity), (1, Some(1.0), Some(1.0)));
+        let decision = policy.select(&request, &loads(&[0, 16])).expect("room");
+        assert_eq!((decision.worker.0, decision.best_similarity), (0, Some(0.0)));
+        let decision = policy.select(&request, &loads(&[0, 12])).expect("room");
+        let marginal = decision.marginal.expect("a price");
+        assert_eq!((decision.worker.0, decision.best_similarity), (0, Some(1.0)));
+        assert!(marginal.regret > 0.0 && marginal.cost > 0.0, "{marginal:?}");
+        let wide = Arc::new(ndarray::array![[1.0f32], [1.0]]);
+        assert!(matches!(policy.set_centroids(&wide), Err(RouteBuildError::Width { found: 1, want: 2 })));
+    }
+
+    proptest! {
+        #[test]
+        fn prices_are_the_definitions(
+            seed: u64,
+            steps in prop::collection::vec((0u8..3, 1u32..60, 0u32..8), 1..40),
+        ) {
+            let mut rng = Rng::new(seed);
+            let params = MarginalCostParams::default();
+            let (mut policy, mut workers) = (policy(3), loads(&[0; 3]));
+            // Each resident's worker and probabilities, as the definition has them.
+            let mut residents: Vec<(RequestId, WorkerId, Vec<f64>)> = Vec::new();
+            for (id, (what, n_tokens, start)) in steps.into_iter().enumerate() {
+                if what == 0 && !residents.is_empty() {
+                    let (id, worker, _) = residents.swap_remove(rng.below(residents.len()));
+                    policy.left(id, worker);
+                    workers[worker.index()].n_inflight -= 1;
+                    continue;
+                }
+                let counts = counts(start..start + 8, n_tokens, &mut rng);
+                let request = ask(id as u64, &counts);
+                let a = f64::from(params.prior_tokens);
+                let q: Vec<f64> = (0..3 * E as usize).map(|at| {
+                    let usual = f64::from(policy.usual[at]);
+                    match counts.row(at as u32 / E) {
+                        Some(row) => (f64::from(row[at % E as usize]) + a * usual) / (f64::from(n_tokens) + a),
+                        None => usual,
+                    }
+                }).collect();
+                let price = |worker: &WorkerView| {
+                    let batch: Vec<_> = residents.iter().filter(|(_, at, _)| *at == worker.id).collect();
+                    let nobody = |at: usize| batch.iter().map(|(_, _, q)| 1.0 - q[at]).product::<f64>();
+                    let u: f64 = (0..q.len()).map(|at| 1.0 - nobody(at)).sum();
+                    let du: f64 = (0..q.len()).map(|at| nobody(at) * q[at]).sum();
+                    let (b, t) = (f64::from(worker.n_inflight), policy.times.get(worker.id.index()));
+                    let time = |n_experts, n_batch| t.of(&StepLoad { n_experts, n_batch, n_context: 0.0 });
+                    let pull = (f64::from(params.pull) - 1.0) * (b + 1.0) * t.per_expert * du;
+                    (b + 1.0) * time(u + du, b + 1.0) - b * time(u, b) + pull
+                };
+                let prices: Vec<f64> = workers.iter().filter(|w| w.eligible()).map(price).collect();
+                let least = prices.iter().copied().fold(f64::INFINITY, f64::min);
+                let cost = policy.cost(&request, &workers);
+                if !prices.is_empty() {
+                    let decision = place(&mut policy, &mut workers, &request);
+                    let got = decision.marginal.expect("a price").cost;
+                    prop_assert_eq!(cost, Some(got));
+                    prop_assert!((got / least - 1.0).abs() < 0.01, "{} {}", got, least);
+                    residents.push((request.id, decision.worker, q));
+                }
+            }
+        }
+    }
+}
