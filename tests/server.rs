@@ -25,7 +25,8 @@ fn a_completion_is_what_the_model_says() {
     let reply = world.post("/v1/completions", &body).json();
     assert_eq!(reply["choices"][0]["text"], text);
     assert_eq!(reply["choices"][0]["finish_reason"], if ended { "stop" } else { "length" });
-    let usage = json!({"prompt_tokens": 9, "completion_tokens": n, "total_tokens": 9 + n});
+    let usage = json!({"prompt_tokens": 9, "completion_tokens": n, "total_tokens": 9 + n,
+        "prompt_tokens_details": {"cached_tokens": 0}});
     assert_eq!(reply["usage"], usage);
     assert_eq!((&reply["object"], &reply["model"]), (&json!("text_completion"), &json!("fake")));
     assert_eq!(reply["eldr"][0]["route"]["reason"], "load");

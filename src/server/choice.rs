@@ -203,7 +203,10 @@ impl Choice {
                     self.end(Piece::Done(Finish::Stop), "stop");
                 }
             }
-            StreamEvent::End { reason, text, .. } => self.take_end(reason, &text),
+            StreamEvent::End { reason, text, usage } => {
+                self.ticket.entry.used(&usage);
+                self.take_end(reason, &text);
+            }
             StreamEvent::Failed(why) => self.end(Piece::Failed(ApiError::failed(why)), "failed"),
         }
     }

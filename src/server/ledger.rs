@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     route::Decision,
-    types::{RequestId, WorkerId},
+    types::{RequestId, Usage, WorkerId},
 };
 
 /// Ended requests that are remembered.
@@ -49,6 +49,7 @@ struct Rest {
     n_routed: u32,
     first: Option<Duration>,
     last: Option<Duration>,
+    cached_tokens: Option<u32>,
     outcome: Option<&'static str>,
 }
 
@@ -120,6 +121,16 @@ impl Entry {
         rest.last.replace(at).map(|last| at.saturating_sub(last))
     }
 
+    /// Takes the request's end into account.
+    pub fn used(&self, usage: &Usage) {
+        self.rest.lock().cached_tokens = Some(usage.cached_tokens);
+    }
+
+    /// Prompt tokens that were not computed again; known once the engine has ended the request.
+    pub fn cached_tokens(&self) -> Option<u32> {
+        self.rest.lock().cached_tokens
+    }
+
     pub fn n_generated(&self) -> u32 {
         self.n_generated.load(Ordering::Relaxed)
     }
@@ -154,12 +165,13 @@ impl Entry {
     /// What happened to it, as far as it got. Without any of its text.
     pub fn to_json(&self) -> Value {
         let arrived = self.arrived.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let Rest { decision, n_routed, outcome, .. } = self.rest.lock().clone();
+        let Rest { decision, n_routed, outcome, cached_tokens, .. } = self.rest.lock().clone();
         json!({
             "id": self.id,
             "choice": self.choice,
             "arrived": arrived.as_millis() as f64 / 1e3,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": cached_tokens,
             "completion_tokens": self.n_generated(),
             "outcome": outcome,
             "worker": self.worker().map(|worker| worker.0),

@@ -43,6 +43,8 @@ struct Sampled {
     queued: Gauge,
     retried: Counter,
     lost: Counter,
+    cached: Counter,
+    held: Gauge,
     slots: Family<Worker, Gauge>,
     inflight: Family<Worker, Gauge>,
     healthy: Family<Worker, Gauge>,
@@ -86,6 +88,8 @@ impl Metrics {
         r.register("eldr_queue_depth", "Choices waiting for a prefill worker", s.queued.clone());
         r.register("eldr_retries", "Requests prefilled again after a worker gave them back", s.retried.clone());
         r.register("eldr_workers_lost", "Workers lost since the start", s.lost.clone());
+        r.register("eldr_cached_tokens", "Prompt tokens that were not computed again", s.cached.clone());
+        r.register("eldr_cache_held_tokens", "Tokens kept for prompts to come", s.held.clone());
         r.register("eldr_worker_slots", "Sequences a decode worker can hold", s.slots.clone());
         r.register("eldr_worker_inflight", "Sequences a decode worker holds, hand-offs included", s.inflight.clone());
         r.register("eldr_worker_healthy", "1 while requests may be sent to the decode worker", s.healthy.clone());
@@ -156,6 +160,8 @@ impl Metrics {
         s.deferred.set(whole(stats.n_queued));
         s.retried.inner().store(stats.dispatch.n_retried, Ordering::Relaxed);
         s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
+        s.cached.inner().store(stats.cache.n_cached_tokens, Ordering::Relaxed);
+        s.held.set(i64::try_from(stats.cache.n_held_tokens).unwrap_or(i64::MAX));
         let live = ledger.live();
         for worker in &stats.workers {
             let label: Worker = [("worker", worker.id.to_string())];

@@ -103,7 +103,14 @@ impl Answer {
         let completion: u32 = entries().map(|entry| entry.n_generated()).sum();
         let n_each = self.choices.len() / self.n_prompts().max(1);
         let prompt: u32 = entries().step_by(n_each.max(1)).map(|entry| entry.prompt_tokens).sum();
-        json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+        let mut usage =
+            json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion });
+        // An answer that a stop string ended is not told.
+        let cached = entries().step_by(n_each.max(1)).map(|entry| entry.cached_tokens()).sum::<Option<u32>>();
+        if let Some(cached) = cached {
+            usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
+        }
+        usage
     }
 
     fn n_prompts(&self) -> usize {

@@ -10,12 +10,13 @@ use std::{
 
 use eldr::{
     engine::{Engine, EngineParts, EngineWorker, Tokenizer},
+    kv::ChunkCounts,
     route::LeastLoaded,
     schedule::{
-        DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks,
+        DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerInfo, SeqState,
+        StepPicks,
     },
     server::{ModelCard, Server, ServerConfig},
-    signature::ExpertCounts,
     types::{SamplingParams, Slot, Token},
 };
 use serde_json::Value;
@@ -89,7 +90,7 @@ impl ModelRunner for Gated {
         tokens: &[Token],
         pos: u32,
         last: bool,
-        counts: Option<&mut ExpertCounts>,
+        counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
         self.1.pass();
         self.0.prefill(slot, tokens, pos, last, counts)
@@ -152,6 +153,7 @@ impl World {
             limits,
             chunk: 64,
             n_expert: MODEL.n_expert,
+            prefix: PrefixConfig::default(),
         };
         let engine = Engine::start(parts).unwrap();
         let card = ModelCard { id: "fake".to_owned(), ..card };
