@@ -105,7 +105,9 @@ mod tests {
     fn batch(n_experts: usize, sequences: &[Vec<i16>]) -> Survival {
         let tables = Tables::new();
         let mut batch = Survival::new(n_experts);
-        sequences.iter().for_each(|picks| batch.join(picks, &tables));
+        for picks in sequences {
+            batch.join(picks, &tables);
+        }
         batch
     }
 
@@ -139,7 +141,9 @@ mod tests {
         ) {
             let tables = Tables::new();
             let mut both = batch(70, &[leave.clone(), stay.clone()].concat());
-            leave.iter().for_each(|picks| both.leave(picks, &tables));
+            for picks in &leave {
+                both.leave(picks, &tables);
+            }
             let alone = batch(70, &stay);
             prop_assert_eq!(&both.halvings, &alone.halvings);
             prop_assert_eq!(&both.nobody, &alone.nobody);
