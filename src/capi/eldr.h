@@ -254,7 +254,8 @@ typedef struct eldr_tap_params {
 typedef struct eldr_router_params {
   // sizeof(eldr_router_params).
   size_t size;
-  // The policy's name; NULL is `locality_band`. eldr_policy_names() has them all.
+  // The policy's name; NULL is `locality_band`. eldr_policy_names() has them all; `marginal_cost` and `auto` need an
+  // engine.
   const char *policy;
   // For policies that compare signatures; NULL for those that do not. Its handle may be freed afterwards.
   const struct eldr_calibration *calibration;
@@ -630,7 +631,8 @@ eldr_status eldr_router_default_params(struct eldr_router_params *params, size_t
 
 // Opens a router in `out`, whose workers are all idle; the caller frees it. Any thread.
 //
-// Errors: ELDR_STATUS_CONFIG for an unknown policy and for settings that do not fit the calibration.
+// Errors: ELDR_STATUS_CONFIG for an unknown policy, one that needs an engine, and settings that do not fit the
+// calibration.
 eldr_status eldr_router_open(const struct eldr_router_params *params, struct eldr_router **out);
 
 // Says how many requests worker `worker` can hold, and whether any may be sent to it. Any thread.

@@ -201,6 +201,7 @@ mod tests {
             best_similarity: Some(0.5),
             band: 2,
             n_inflight: 1,
+            marginal: None,
         };
         let c = Decision::of(&decision);
         assert_eq!((c.worker, c.band, c.n_inflight), (3, 2, 1));

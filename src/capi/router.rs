@@ -45,7 +45,8 @@ impl State {
 pub struct RouterParams {
     /// sizeof(eldr_router_params).
     pub size: usize,
-    /// The policy's name; NULL is `locality_band`. eldr_policy_names() has them all.
+    /// The policy's name; NULL is `locality_band`. eldr_policy_names() has them all; `marginal_cost` and `auto` need an
+    /// engine.
     pub policy: *const c_char,
     /// For policies that compare signatures; NULL for those that do not. Its handle may be freed afterwards.
     pub calibration: *const CalibrationHandle,
@@ -94,7 +95,8 @@ pub unsafe extern "C" fn eldr_router_default_params(params: *mut RouterParams, s
 
 /// Opens a router in `out`, whose workers are all idle; the caller frees it. Any thread.
 ///
-/// Errors: ELDR_STATUS_CONFIG for an unknown policy and for settings that do not fit the calibration.
+/// Errors: ELDR_STATUS_CONFIG for an unknown policy, one that needs an engine, and settings that do not fit the
+/// calibration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_router_open(
     params: *const RouterParams,
@@ -113,6 +115,10 @@ pub unsafe extern "C" fn eldr_router_open(
             .unwrap_or(PolicyKind::LocalityBand.name())
             .parse()
             .map_err(|error| Failure::new(Status::Config, error))?;
+        if kind.uses_counts() {
+            let why = "has to know every request that a worker holds, which only an engine tells it; choose another";
+            return Err(Failure::new(Status::Config, format!("policy {kind} {why}")));
+        }
         let n_workers = match (params.n_workers, &calibration) {
             (0, Some(calibration)) => calibration.n_workers(),
             (n, _) => n as usize,
@@ -219,7 +225,8 @@ pub unsafe extern "C" fn eldr_router_route(
         if let (Some(signature), Some(calibration)) = (&signature, &router.calibration) {
             check_same(calibration, &signature.calibration, "signature")?;
         }
-        let request = RouteRequest { signature: signature.as_ref().map(|s| &s.signature), domain };
+        let request =
+            RouteRequest { signature: signature.as_ref().map(|s| &s.signature), domain, ..RouteRequest::default() };
         let mut state = router.state.lock();
         let State { policy, workers } = &mut *state;
         let decision = policy.select(&request, workers)?;

@@ -1,6 +1,7 @@
 //! A server over fake workers, and a client that speaks plain HTTP/1.1.
 
 use std::{
+    fmt::Write as _,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     sync::{Arc, Condvar, Mutex},
@@ -193,9 +194,9 @@ impl World {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.address);
         for (name, value) in headers {
-            head += &format!("{name}: {value}\r\n");
+            write!(head, "{name}: {value}\r\n").unwrap();
         }
-        head += &format!("Content-Length: {}\r\n\r\n", body.len());
+        write!(head, "Content-Length: {}\r\n\r\n", body.len()).unwrap();
         stream.write_all(head.as_bytes()).unwrap();
         // A body that is refused before its end may not be written whole.
         let _ = stream.write_all(body);
