@@ -26,7 +26,7 @@ fn main() {
 }
 
 fn tokens(rng: &mut Rng, n_blocks: usize) -> Vec<Token> {
-    (0..n_blocks * BLOCK as usize).map(|_| rng.below(50_000) as Token).collect()
+    (0..n_blocks * BLOCK as usize).map(|_| Token::try_from(rng.below(50_000)).expect("small")).collect()
 }
 
 /// A ledger of `n_blocks` blocks, and a prompt whose first half it holds.
