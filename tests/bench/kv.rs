@@ -87,7 +87,9 @@ fn row_added(bencher: Bencher<'_, '_>) {
     let mut ledger = Ledger::new(BLOCK, BlockName::root(["bench"]), 1);
     let mut counts = ChunkCounts::new(&layers, N_EXPERT, BLOCK, 0, BLOCK, 0);
     for layer in 0..N_LAYERS {
-        (0..BLOCK as usize).for_each(|token| counts.add(layer, token, &[token as u32, 64 + token as u32]));
+        for token in 0..BLOCK as usize {
+            counts.add(layer, token, &[token as u32, 64 + token as u32]);
+        }
     }
     let mut events = Vec::new();
     ledger.append(0, &tokens(&mut Rng::new(2), 1));
