@@ -84,7 +84,7 @@ impl EncodeMetric for Taken {
             buckets.push((bound, n));
             n_above -= n;
         }
-        buckets.push((f64::MAX, n_above));
+        buckets.push((f64::INFINITY, n_above));
         encoder.encode_histogram::<NoLabelSet>(times.sum.as_secs_f64(), times.n, &buckets, None)
     }
 

@@ -131,17 +131,17 @@ mod tests {
 
         fn tokenize_as(&self, text: &str, _: bool, parse_special: bool) -> Result<Vec<Token>, String> {
             let mut tokens = Vec::new();
-            let mut rest = text;
-            while let Some(&byte) = rest.as_bytes().first() {
+            let mut rest = text.as_bytes();
+            while let Some(&byte) = rest.first() {
                 let known = [1, 0, 2].into_iter().filter(|&word| parse_special || word == 2);
-                match known.into_iter().find(|&word| rest.starts_with(WORDS[word])) {
+                match known.into_iter().find(|&word| rest.starts_with(WORDS[word].as_bytes())) {
                     Some(word) => {
                         tokens.push(256 + word as Token);
                         rest = &rest[WORDS[word].len()..];
                     }
                     None => {
                         tokens.push(byte.into());
-                        rest = rest.get(1..).unwrap_or_default();
+                        rest = &rest[1..];
                     }
                 }
             }
