@@ -198,7 +198,11 @@ impl LoadedModel {
                 facts.n_swa
             );
         }
-        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, ..PrefixConfig::default() }
+        let (block, chunk) = (PrefixConfig::default().block, self.chunk(config));
+        let common =
+            (1..=block).map(|n| n * chunk).find(|n| n.is_multiple_of(block)).expect("at last block times chunk");
+        let align = if config.exact { common } else { 1 };
+        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, align, ..PrefixConfig::default() }
     }
 
     /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
