@@ -32,7 +32,7 @@ pub enum CpuMoe {
     None,
     /// All layers (`--cpu-moe`).
     All,
-    /// The first so many layers (`--n-cpu-moe`).
+    /// The first so many layers (`--n-cpu-moe`); as many as there are or more are all.
     First(u32),
 }
 
@@ -98,7 +98,9 @@ impl Model {
         let path = path.as_ref();
         let header = Header::read(path)?;
         let device = params.device.clone().unwrap_or_else(|| backend.best_device());
-        let overrides = Overrides::new(params.cpu_moe);
+        // Where it is missing, llama.cpp says so itself.
+        let n_layer = header.number(&format!("{}.block_count", header.text("general.architecture"))).unwrap_or(0);
+        let overrides = Overrides::new(params.cpu_moe, u32::try_from(n_layer).unwrap_or(u32::MAX));
         let raw = load(path, params, &device, &overrides)?;
         // SAFETY: the model is loaded.
         let vocab = unsafe { sys::llama_model_get_vocab(raw.as_ptr()) };
@@ -198,11 +200,12 @@ struct Overrides {
 const EXPERTS: &str = r"ffn_(up|down|gate|gate_up)_(ch|)exps";
 
 impl Overrides {
-    fn new(cpu_moe: CpuMoe) -> Self {
+    /// For a model of `n_layer` layers, all kinds together.
+    fn new(cpu_moe: CpuMoe, n_layer: u32) -> Self {
         let patterns: Vec<String> = match cpu_moe {
             CpuMoe::None => Vec::new(),
             CpuMoe::All => vec![format!(r"\.{EXPERTS}")],
-            CpuMoe::First(n) => (0..n).map(|layer| format!(r"blk\.{layer}\.{EXPERTS}")).collect(),
+            CpuMoe::First(n) => (0..n.min(n_layer)).map(|layer| format!(r"blk\.{layer}\.{EXPERTS}")).collect(),
         };
         let patterns: Vec<CString> =
             patterns.into_iter().map(|p| CString::new(p).expect("a pattern without NUL")).collect();
@@ -420,9 +423,10 @@ mod tests {
         assert!(matches!(&error, LlamaError::Inconsistent { reason, .. } if reason.contains("are both")), "{error}");
     }
 
+    // Symptom: 4294967295 layers ended the process, short of 100 GB for a pattern each.
     #[test]
     fn experts_on_the_cpu_change_nothing_there() {
-        for cpu_moe in [CpuMoe::All, CpuMoe::First(3)] {
+        for cpu_moe in [CpuMoe::All, CpuMoe::First(3), CpuMoe::First(u32::MAX)] {
             let device = Some(model().device().clone());
             let params = ModelParams { device, cpu_moe, ..ModelParams::default() };
             Model::load(&Backend::init(), testing::path(), &params).expect("loads");
