@@ -406,6 +406,22 @@ mod tests {
         let text = error(&path).to_string();
         assert!(text.contains("expert_used_count is 65, but it must be 1 to 64"), "{text}");
 
+        // Symptom: the first three aborted in ggml, the others ended in a sentence without the file's name.
+        for (key, value, want) in [
+            ("rope.dimension_count", 63u32.to_le_bytes(), "rope.dimension_count is 63, but it must be 64"),
+            ("attention.layer_norm_rms_epsilon", f32::NAN.to_le_bytes(), "epsilon is NaN, but it must be 0 or more"),
+            ("attention.layer_norm_rms_epsilon", (-1f32).to_le_bytes(), "epsilon is -1, but it must be 0 or more"),
+            ("rope.freq_base", f32::NAN.to_le_bytes(), "rope.freq_base is NaN, but it must be more than 0"),
+            ("context_length", 0u32.to_le_bytes(), "context_length is 0, but it must be at least 1"),
+        ] {
+            let mut bytes = whole.clone();
+            let at = find(&bytes, format!("qwen3moe.{key}").as_bytes()) + 4;
+            bytes[at..at + 4].copy_from_slice(&value);
+            fs::write(&path, bytes).expect("written");
+            let text = error(&path).to_string();
+            assert!(text.contains(want) && text.contains("damaged.gguf"), "{text}");
+        }
+
         let mut bytes = whole;
         // Types of list and item and the length come first; then each token has a length of 8 bytes before it.
         let mut at = find(&bytes, b"tokenizer.ggml.tokens") + 4 + 4 + 8;
