@@ -21,7 +21,7 @@ pub enum OutputError {
     /// No name, or the name of a folder.
     #[error("cannot write `{}`: it is not the name of a file; give one", .0.display())]
     NoName(PathBuf),
-    /// A device, a pipe, a socket or a folder.
+    /// A device, a pipe, a socket, a folder, or a file that is open already.
     #[error("cannot write {}: it is {what}; choose a regular file or a new name", path.display())]
     NotAFile {
         /// The output.
@@ -50,12 +50,17 @@ pub enum OutputError {
 /// Checks that [`replace_file`] can write `path` without the loss of anything but the regular file there, by making
 /// and removing a file beside it.
 ///
-/// Returns the file that will be written: links are followed. Errors: `-`, anything that is no regular file, one of
-/// `inputs` (by whatever name), a folder that is missing or may not be written.
+/// Returns the file that will be written: links are followed. Errors: `-`, anything that is no regular file, a process's
+/// open file such as `/dev/stdout`, the file that standard input, output or error is, one of `inputs` (by whatever name),
+/// a folder that is missing or may not be written.
 pub fn check_output(path: &Path, inputs: &[&Path]) -> Result<PathBuf, OutputError> {
     let target = find_target(path)?;
     if let Some(input) = inputs.iter().find(|input| is_same(&target, input)) {
         return Err(OutputError::IsInput { path: path.into(), input: input.to_path_buf() });
+    }
+    #[cfg(unix)]
+    if let Some(what) = stream_of(&target) {
+        return Err(OutputError::NotAFile { path: path.into(), what });
     }
     let part = part_of(&target);
     File::create(&part)
@@ -118,6 +123,9 @@ fn find_target(path: &Path) -> Result<PathBuf, OutputError> {
                 {
                     return Err(OutputError::NotAFile { path: path.into(), what: kind(found.file_type()) });
                 }
+                if is_descriptor(&target) {
+                    return Err(OutputError::NotAFile { path: path.into(), what: "a process's open file" });
+                }
                 target = folder_of(&target).join(to);
             }
             Ok(found) if found.is_file() => break,
@@ -148,6 +156,29 @@ fn kind(found: FileType) -> &'static str {
 #[cfg(not(unix))]
 fn kind(found: FileType) -> &'static str {
     if found.is_dir() { "a folder" } else { "no regular file" }
+}
+
+/// Whether a link is one of those by which Linux names the open files of a process, as `/dev/stdout` does.
+fn is_descriptor(link: &Path) -> bool {
+    fs::canonicalize(folder_of(link)).is_ok_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd"))
+}
+
+/// Which of this program's streams a file is, if one: what is written to it would come between.
+#[cfg(unix)]
+fn stream_of(target: &Path) -> Option<&'static str> {
+    use std::os::{fd::AsFd as _, unix::fs::MetadataExt as _};
+    let found = fs::metadata(target).ok()?;
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let streams = [
+        (stdin.as_fd(), "this program's standard input"),
+        (stdout.as_fd(), "this program's standard output"),
+        (stderr.as_fd(), "this program's standard error"),
+    ];
+    let is_it = |stream: std::os::fd::BorrowedFd<'_>| {
+        let stream = File::from(stream.try_clone_to_owned().ok()?).metadata().ok()?;
+        Some((stream.dev(), stream.ino()) == (found.dev(), found.ino()))
+    };
+    streams.into_iter().find(|&(stream, _)| is_it(stream) == Some(true)).map(|(_, what)| what)
 }
 
 /// Whether both exist and are one file, by links of either kind.
