@@ -199,6 +199,38 @@ fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
     calibrate(&["--trace", text(&prose)], "2", &[], &["not a trace"]);
 }
 
+#[cfg(unix)]
+#[test]
+fn of_a_report_both_files_are_written_or_neither() {
+    // Symptom: on a full disk report.json was there and report.html was not.
+    let dir = folder();
+    let captured = two_kinds(&dir, "counts.safetensors");
+    let (out, pages) = (dir.path().join("c.safetensors"), dir.path().join("pages"));
+    fs::create_dir(&pages).expect("made");
+    let program = env!("CARGO_BIN_EXE_eldr");
+    // The shell's limit on the size of a file stands in for a full disk: the page is larger than its numbers.
+    let calibrate = |n_blocks: &str| {
+        let script = format!(
+            "trap '' XFSZ; ulimit -f {n_blocks}; exec '{program}' calibrate --counts '{}' --workers 2 -o '{}' --report '{}'",
+            text(&captured),
+            text(&out),
+            text(&pages)
+        );
+        crate::Ran::from(std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell"))
+    };
+    assert_eq!(calibrate("unlimited").code, Some(0));
+    let size = |name: &str| fs::metadata(pages.join(name)).expect("there").len();
+    let (json, html) = (size("report.json"), size("report.html"));
+    fs::remove_dir_all(&pages).expect("removed");
+    fs::create_dir(&pages).expect("made");
+    // Blocks of 512 bytes: room for the numbers, and not for the page.
+    let n_blocks = json.div_ceil(512) + 1;
+    assert!(n_blocks * 1024 < html, "{json} {html}");
+    let ran = calibrate(&n_blocks.to_string());
+    assert!(ran.code == Some(1) && ran.sentence().contains("report.html"), "{ran:?}");
+    assert_eq!(fs::read_dir(&pages).expect("there").count(), 0);
+}
+
 // Symptom to prevent: a router that is worse than a load balancer serves because somebody once calibrated it.
 #[test]
 fn serving_heeds_a_verdict_that_locality_does_not_help() {
