@@ -185,16 +185,24 @@ fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
     let from = ["--counts", text(&captured)];
     calibrate(&[], "2", &[], &["--prompts", "--trace", "--counts"]);
     calibrate(&from, "2", &["--trace", "t"], &["cannot be used with"]);
-    calibrate(&from, "7", &[], &["6 calibration requests", "7"]);
+    // Symptom: which file has too few requests, or such that are all alike, was not said.
+    calibrate(&from, "7", &[], &[text(&captured), "6 calibration requests", "7"]);
     calibrate(&from, "2", &["--capacity", "1,2,3"], &["3", "2"]);
     calibrate(&from, "2", &["--capacity", "1,none"], &["such as 2,1,1"]);
     calibrate(&from, "2", &["--tau", "auto"], &["--counts has no generated tokens to replay"]);
     calibrate(&from, "2", &["--tau", "3"], &["from 0", "to 2"]);
     calibrate(&from, "2", &["--restarts", "20000"], &["20000"]);
-    calibrate(&["--counts", text(&same)], "2", &[], &["equally far apart", "6 calibration requests"]);
+    calibrate(&["--counts", text(&same)], "2", &[], &[text(&same), "equally far apart", "6 calibration requests"]);
     calibrate(&["--counts", text(&dir.path().join("none"))], "2", &[], &["cannot read the counts"]);
     let damaged = write(&dir, "damaged.safetensors", &fs::read(&captured).expect("written")[..90]);
     calibrate(&["--counts", text(&damaged)], "2", &[], &["not a whole safetensors file"]);
+    // Symptom: two requests of one name were taken.
+    let twice = HashMap::from([("ids".to_owned(), r#"["a","b","a","c","d","e"]"#.to_owned())]);
+    let ones: Vec<u8> = [1u32; 48].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let view = || TensorView::new(Dtype::U32, vec![6, 2, 4], &ones).expect("a tensor");
+    let both = [("prefill_counts", view()), ("decode_counts", view())];
+    let twice = write(&dir, "twice.safetensors", safetensors::serialize(both, Some(twice)).expect("safetensors"));
+    calibrate(&["--counts", text(&twice)], "2", &[], &[text(&twice), "`ids` has \"a\" for requests 0 and 2"]);
     let prose = write(&dir, "prose", "Once upon a time");
     calibrate(&["--trace", text(&prose)], "2", &[], &["not a trace"]);
 }
