@@ -171,7 +171,7 @@ fn targets_and_outputs_are_checked_before_anything_is_written() {
     let dir = folder();
     let (input, output) = (dir.path().join("in"), dir.path().join("out"));
     fs::copy(TINY, &input).expect("copied");
-    for factor in [0.5, f64::NAN, f64::INFINITY] {
+    for factor in [0.5, f64::NAN, f64::NEG_INFINITY] {
         let error = grow(&input, &output, InflateTarget::Factor(factor)).expect_err("refused").to_string();
         assert!(error.contains("a factor is at least 1"), "{error}");
     }

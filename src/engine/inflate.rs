@@ -243,11 +243,16 @@ impl Experts {
     fn choose_width(&self, file: &GgufFile, target: InflateTarget) -> Result<u64, InflateError> {
         let steps_up = |n_ff: u64| if n_ff <= self.n_ff { self.n_ff } else { n_ff.next_multiple_of(self.step) };
         match target {
-            InflateTarget::Factor(factor) if (1.0..=f64::from(u32::MAX)).contains(&factor) => {
-                Ok(steps_up((self.n_ff as f64 * factor).ceil() as u64))
-            }
             InflateTarget::Factor(factor) => {
-                Err(InflateError::Target(format!("{factor} times the width; a factor is at least 1")))
+                let most = u64::from(u32::MAX) / self.step * self.step / self.n_ff;
+                let bound = match factor {
+                    factor if factor > most as f64 => {
+                        format!("at most {most} here, since llama.cpp holds the width in 32 bits")
+                    }
+                    factor if factor >= 1.0 => return Ok(steps_up((self.n_ff as f64 * factor).ceil() as u64)),
+                    _ => "at least 1".to_owned(),
+                };
+                Err(InflateError::Target(format!("{factor} times the width; a factor is {bound}")))
             }
             InflateTarget::Bytes(bytes) if bytes < file.n_bytes() => Err(InflateError::Target(format!(
                 "{bytes} bytes: the model has {} already; ask for more",
