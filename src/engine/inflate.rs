@@ -55,6 +55,16 @@ pub enum InflateError {
     /// The output exists.
     #[error("{} exists; choose another output or use --force to replace it", .0.display())]
     Exists(PathBuf),
+    /// More bytes than are free.
+    #[error("cannot write {}: it would have {need} bytes and {free} are free there; ask for less or choose another disk", path.display())]
+    NoRoom {
+        /// The output.
+        path: PathBuf,
+        /// Bytes it would have.
+        need: u64,
+        /// Bytes free in its folder.
+        free: u64,
+    },
     /// An architecture whose use of the expert width was not checked.
     #[error("inflating the architecture {0} is not supported; these are: {list}", list = names())]
     Architecture(String),
@@ -144,6 +154,7 @@ pub fn inflate(
     let n_ff = experts.choose_width(&file, target)?;
     let writer = experts.plan(&file, n_ff)?;
     let total = writer.n_bytes();
+    check_room(output, &target_file, total)?;
     let mut done = 0;
     let n_bytes = writer.write(&target_file, |name, sink| {
         let tensor = file.tensor(name).expect("added from this file");
@@ -153,6 +164,22 @@ pub fn inflate(
         Ok(())
     })?;
     Ok(InflateReport { n_ff: (experts.n_ff, n_ff), n_bytes: (file.n_bytes(), n_bytes), n_grown: experts.grown.len() })
+}
+
+/// Refuses what the disk has no room for, as far as that can be told. A file that will be replaced is there until then.
+fn check_room(output: &Path, target: &Path, need: u64) -> Result<(), InflateError> {
+    #[cfg(unix)]
+    {
+        let Some(found) = target.parent().and_then(|folder| rustix::fs::statvfs(folder).ok()) else { return Ok(()) };
+        let free = found.f_bavail.saturating_mul(found.f_frsize);
+        // A file system that does not count its blocks says that there are none.
+        if found.f_blocks > 0 && need > free {
+            return Err(InflateError::NoRoom { path: output.to_owned(), need, free });
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = (output, target, need);
+    Ok(())
 }
 
 /// The file that [`inflate`] writes before it becomes `output`; a program that ends in between has to remove it.
