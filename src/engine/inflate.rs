@@ -135,7 +135,8 @@ fn names() -> String {
 ///
 /// A zero row of the gate and up projections and a zero column of the down projection add zero to every output, so
 /// outputs and picks stay what they were, to the bit on CPU (shared experts grow too where llama.cpp ties their width
-/// to the experts'). `progress` is told bytes written and bytes to write. An existing `output` is replaced with `force`.
+/// to the experts'). `progress` is told bytes written and bytes to write. An existing `output` is replaced with `force`;
+/// without it, one that comes to be in the meantime is not either. What killed writers of `output` left is removed.
 pub fn inflate(
     input: &Path,
     output: &Path,
@@ -149,6 +150,7 @@ pub fn inflate(
     if target_file.exists() && !force {
         return Err(InflateError::Exists(output.to_owned()));
     }
+    GgufWriter::sweep(&target_file);
     let file = GgufFile::open(input)?;
     let experts = Experts::find(&file)?;
     let n_ff = experts.choose_width(&file, target)?;
@@ -156,12 +158,17 @@ pub fn inflate(
     let total = writer.n_bytes();
     check_room(output, &target_file, total)?;
     let mut done = 0;
-    let n_bytes = writer.write(&target_file, |name, sink| {
+    let mut put = |name: &str, sink: &mut Sink<'_>| -> Result<(), GgufError> {
         let tensor = file.tensor(name).expect("added from this file");
         experts.put(&file, tensor, n_ff, sink)?;
         done += experts.grown_bytes(tensor, n_ff);
         progress(done, total);
         Ok(())
+    };
+    let written = if force { writer.write(&target_file, &mut put) } else { writer.write_new(&target_file, &mut put) };
+    let n_bytes = written.map_err(|error| match error {
+        GgufError::Exists(_) => InflateError::Exists(output.to_owned()),
+        error => error.into(),
     })?;
     Ok(InflateReport { n_ff: (experts.n_ff, n_ff), n_bytes: (file.n_bytes(), n_bytes), n_grown: experts.grown.len() })
 }
