@@ -105,8 +105,13 @@ pub enum CountsError {
     #[error("the counts are not a whole safetensors file ({0}): write them again")]
     Safetensors(String),
     /// A tensor is missing.
-    #[error("the counts have no tensor `{0}`: `prefill_counts` and `decode_counts`, U32 [N, L, E], are needed")]
-    NoTensor(&'static str),
+    #[error("the counts have no tensor `{name}`: {needed} needed, U32 [N, L, E]")]
+    NoTensor {
+        /// The tensor.
+        name: &'static str,
+        /// Those that are needed, with their verb.
+        needed: &'static str,
+    },
     /// A tensor of another type or number of dimensions.
     #[error("the counts' tensor `{name}` is {found}, but it must be U32 [N, L, E]: requests, layers, experts")]
     Shape {

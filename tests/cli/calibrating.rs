@@ -185,18 +185,58 @@ fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
     let from = ["--counts", text(&captured)];
     calibrate(&[], "2", &[], &["--prompts", "--trace", "--counts"]);
     calibrate(&from, "2", &["--trace", "t"], &["cannot be used with"]);
-    calibrate(&from, "7", &[], &["6 calibration requests", "7"]);
+    // Symptom: which file has too few requests, or such that are all alike, was not said.
+    calibrate(&from, "7", &[], &[text(&captured), "6 calibration requests", "7"]);
     calibrate(&from, "2", &["--capacity", "1,2,3"], &["3", "2"]);
     calibrate(&from, "2", &["--capacity", "1,none"], &["such as 2,1,1"]);
     calibrate(&from, "2", &["--tau", "auto"], &["--counts has no generated tokens to replay"]);
     calibrate(&from, "2", &["--tau", "3"], &["from 0", "to 2"]);
     calibrate(&from, "2", &["--restarts", "20000"], &["20000"]);
-    calibrate(&["--counts", text(&same)], "2", &[], &["equally far apart", "6 calibration requests"]);
+    calibrate(&["--counts", text(&same)], "2", &[], &[text(&same), "equally far apart", "6 calibration requests"]);
     calibrate(&["--counts", text(&dir.path().join("none"))], "2", &[], &["cannot read the counts"]);
     let damaged = write(&dir, "damaged.safetensors", &fs::read(&captured).expect("written")[..90]);
     calibrate(&["--counts", text(&damaged)], "2", &[], &["not a whole safetensors file"]);
+    // Symptom: two requests of one name were taken.
+    let twice = HashMap::from([("ids".to_owned(), r#"["a","b","a","c","d","e"]"#.to_owned())]);
+    let ones: Vec<u8> = [1u32; 48].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let view = || TensorView::new(Dtype::U32, vec![6, 2, 4], &ones).expect("a tensor");
+    let both = [("prefill_counts", view()), ("decode_counts", view())];
+    let twice = write(&dir, "twice.safetensors", safetensors::serialize(both, Some(twice)).expect("safetensors"));
+    calibrate(&["--counts", text(&twice)], "2", &[], &[text(&twice), "`ids` has \"a\" for requests 0 and 2"]);
     let prose = write(&dir, "prose", "Once upon a time");
     calibrate(&["--trace", text(&prose)], "2", &[], &["not a trace"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn of_a_report_both_files_are_written_or_neither() {
+    // Symptom: on a full disk report.json was there and report.html was not.
+    let dir = folder();
+    let captured = two_kinds(&dir, "counts.safetensors");
+    let (out, pages) = (dir.path().join("c.safetensors"), dir.path().join("pages"));
+    fs::create_dir(&pages).expect("made");
+    let program = env!("CARGO_BIN_EXE_eldr");
+    // The shell's limit on the size of a file stands in for a full disk: the page is larger than its numbers.
+    let calibrate = |n_blocks: &str| {
+        let script = format!(
+            "trap '' XFSZ; ulimit -f {n_blocks}; exec '{program}' calibrate --counts '{}' --workers 2 -o '{}' --report '{}'",
+            text(&captured),
+            text(&out),
+            text(&pages)
+        );
+        crate::Ran::from(std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell"))
+    };
+    assert_eq!(calibrate("unlimited").code, Some(0));
+    let size = |name: &str| fs::metadata(pages.join(name)).expect("there").len();
+    let (json, html) = (size("report.json"), size("report.html"));
+    fs::remove_dir_all(&pages).expect("removed");
+    fs::create_dir(&pages).expect("made");
+    // Blocks of 512 bytes: room for the numbers, and not for the page.
+    let n_blocks = json.div_ceil(512) + 1;
+    assert!(n_blocks * 1024 < html, "{json} {html}");
+    let ran = calibrate(&n_blocks.to_string());
+    assert!(ran.code == Some(1) && ran.sentence().contains("report.html"), "{ran:?}");
+    assert_eq!(fs::read_dir(&pages).expect("there").count(), 0);
 }
 
 // Symptom to prevent: a router that is worse than a load balancer serves because somebody once calibrated it.

@@ -85,7 +85,7 @@ impl CalibrateArgs {
         }
         let replayed = started.elapsed();
         let started = Instant::now();
-        let (mut calibration, report) = fit(&source.input, &params).map_err(CliError::input)?;
+        let (mut calibration, report) = fit(&source.input, &params).map_err(|error| source.blame(error))?;
         if let Some(assessment) = &assessment {
             calibration.verdict = Some(serde_json::to_string(&assessment.verdict).map_err(CliError::failed)?);
         }
@@ -185,7 +185,7 @@ impl CalibrateArgs {
                 note(&format!("no verdict on whether locality helps, and tau stays {}: {error}", params.tau));
                 Ok(None)
             }
-            Err(error) => Err(CliError::input(error)),
+            Err(error) => Err(source.blame(error)),
         }
     }
 
