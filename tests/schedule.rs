@@ -9,9 +9,9 @@ use eldr::{
     route::LeastLoaded,
     schedule::{
         Command, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Outcome, PrefillWorker,
-        Source, WorkerEvent,
+        Priority, Source, WorkerEvent,
     },
-    types::{FinishReason, Request, RequestId, SamplingParams, Token, WorkerId},
+    types::{FinishReason, Request, RequestId, SamplingParams, Token, Usage, WorkerId},
 };
 use proptest::prelude::*;
 
@@ -284,4 +284,27 @@ fn a_deadline_ends_a_request_wherever_it_is() {
     world.drain();
     let late = |id: u64| matches!(world.ends[&RequestId(id)], Outcome::Finished(FinishReason::Deadline, _));
     assert_eq!([late(0), late(1), late(2), late(3), late(4)], [true, true, true, false, false]);
+}
+
+#[test]
+fn requests_of_high_priority_are_prefilled_first_and_starve_nobody() {
+    let limits = DispatchLimits { max_prefill: 1, ..DispatchLimits::default() };
+    let mut dispatcher = Dispatcher::new(1, &[4], Box::new(LeastLoaded), None, limits);
+    let mut commands = Vec::new();
+    let sampling = SamplingParams::default();
+    let request = Arc::new(Request { prompt: vec![1, 2], max_tokens: 1, sampling, domain: None, deadline: None });
+    for id in 0..12 {
+        let priority = if id < 4 { Priority::Normal } else { Priority::High };
+        dispatcher.submit_as(priority, RequestId(id), Arc::clone(&request), Duration::ZERO, &mut commands).unwrap();
+    }
+    let mut order = Vec::new();
+    while let Some(command) = commands.pop() {
+        let Command::Prefill(worker, job) = command else { continue };
+        order.push(job.id.0);
+        let event = WorkerEvent::Finished { id: job.id, reason: FinishReason::Length, usage: Usage::default() };
+        dispatcher.on_event(Source::Prefill(worker), event, &mut commands);
+        dispatcher.check_integrity();
+    }
+    // The first found the worker free.
+    assert_eq!(order, [0, 4, 5, 1, 6, 7, 8, 2, 9, 10, 11, 3]);
 }

@@ -139,10 +139,20 @@ fn the_server_says_what_it_is_doing() {
     assert_eq!(workers["recent"][0]["prompt_tokens"], 1);
     let explained = world.post("/v1/eldr/explain", &json!({"prompt": "where"})).json();
     assert_eq!(explained["choices"][0]["route"]["worker"], 0, "{explained}");
+    assert_eq!(explained["policy_note"], Value::Null);
+    assert_eq!(world.get("/props").json()["eldr"], json!({"policy": "least_loaded", "policy_note": null}));
     let metrics = world.get("/metrics").body;
-    for name in
-        ["eldr_requests_total{", "eldr_ttft_seconds_bucket{", "llamacpp:requests_processing ", "eldr_kv_used_ratio{"]
-    {
+    for name in [
+        "eldr_requests_total{",
+        "eldr_ttft_seconds_bucket{",
+        "llamacpp:requests_processing ",
+        "eldr_kv_used_ratio{",
+        "eldr_route_seconds_count 2\n",
+        "eldr_route_seconds_bucket{le=\"+Inf\"} 2\n",
+        "eldr_handoff_seconds_count 2\n",
+        "eldr_handoff_fallback_total{reason=\"not_run\"} 0\n",
+        "eldr_cache_blocks_total{outcome=\"miss\"}",
+    ] {
         assert!(metrics.contains(name), "{name} in {metrics}");
     }
     let open = Reply::read(world.send("GET", "/metrics", "", &[("Accept", "application/openmetrics-text")]));

@@ -12,13 +12,14 @@ use crate::{
     engine::{
         EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
         refit::Refit,
+        timed::{SharedTimes, TimedPolicy, TimedRunner},
         worker::{Scheduler, Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{
-        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, RunnerInfo,
-        Source, WorkerEvent,
+        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Priority,
+        RunnerInfo, Source, WorkerEvent,
     },
     types::{Request, Token, WorkerId},
 };
@@ -114,12 +115,14 @@ impl Engine {
     fn launch(parts: EngineParts, refitter: Option<Refitter>) -> Result<Self, EngineError> {
         let terms = Terms::of(&parts)?;
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
-        let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, parts.policy, parts.calibration, parts.limits);
+        let route_times = SharedTimes::default();
+        let policy = Box::new(TimedPolicy { policy: parts.policy, times: Arc::clone(&route_times) });
+        let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, policy, parts.calibration, parts.limits);
         let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
-        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit));
+        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit, route_times));
         let eog = parts.tokenizer.end_tokens().to_vec();
         let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
         let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
@@ -139,7 +142,7 @@ impl Engine {
             let scheduler = DecodeWorker::new(worker.runner.info(), parts.chunk, &eog);
             starter.spawn(
                 Source::Decode(WorkerId(index as u32)),
-                worker,
+                timed(worker, &shared),
                 Scheduler::Decode(Box::new(scheduler)),
                 inbox,
             )?;
@@ -154,8 +157,13 @@ impl Engine {
 
     /// Accepts a request, or says why not; the answer comes through the stream.
     pub fn submit(&self, request: Request) -> Result<TokenStream, EngineError> {
+        self.submit_as(request, Priority::Normal)
+    }
+
+    /// As [`Engine::submit`], with a priority in the queue for a prefill worker.
+    pub fn submit_as(&self, request: Request, priority: Priority) -> Result<TokenStream, EngineError> {
         self.check(&request)?;
-        let (id, events) = self.0.shared.submit(request)?;
+        let (id, events) = self.0.shared.submit(request, priority)?;
         let tokenizer = Arc::clone(&self.0.tokenizer);
         Ok(TokenStream::new(id, events, tokenizer, Arc::downgrade(&self.0.shared)))
     }
@@ -189,7 +197,13 @@ impl Engine {
         let (to, inbox) = unbounded();
         let id = shared.add_decode(worker.runner.info().n_slots, to)?;
         let scheduler = DecodeWorker::new(worker.runner.info(), terms.chunk, tokenizer.end_tokens());
-        match spawn_worker(shared, Source::Decode(id), worker, Scheduler::Decode(Box::new(scheduler)), inbox) {
+        match spawn_worker(
+            shared,
+            Source::Decode(id),
+            timed(worker, shared),
+            Scheduler::Decode(Box::new(scheduler)),
+            inbox,
+        ) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
@@ -235,6 +249,17 @@ impl Engine {
     /// The routing policy in use.
     pub fn policy_name(&self) -> &'static str {
         self.0.shared.policy_name()
+    }
+
+    /// Why the policy is less than what was asked for, in a sentence; none where it is not.
+    pub fn policy_note(&self) -> Option<String> {
+        self.0.shared.policy_note()
+    }
+
+    #[cfg(feature = "llama")]
+    pub(super) fn with_policy_note(self, note: Option<String>) -> Self {
+        self.0.shared.set_policy_note(note);
+        self
     }
 
     /// Takes no more requests and waits until those it has are done, at most `limit`; whether they are.
@@ -285,6 +310,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.shutdown();
     }
+}
+
+/// A decode worker whose hand-offs are timed.
+fn timed(worker: EngineWorker, shared: &Shared) -> EngineWorker {
+    let EngineWorker { name, runner, permits } = worker;
+    let runner = Box::new(TimedRunner { runner, times: Arc::clone(&shared.handoff_times) });
+    EngineWorker { name, runner, permits }
 }
 
 fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {

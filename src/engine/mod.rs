@@ -27,6 +27,7 @@ mod stream;
 #[cfg(feature = "llama")]
 mod system;
 mod threads;
+mod timed;
 mod tokenizer;
 mod trace_file;
 mod trace_writer;
@@ -51,12 +52,13 @@ pub use ram_tier::RamTier;
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
-pub use shared::EngineStats;
 use shared::Shared;
+pub use shared::{EngineStats, GivenBack};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
+pub use timed::Times;
 pub use tokenizer::Tokenizer;
 pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};
 pub use trace_writer::{TraceWriter, check_trace_output};

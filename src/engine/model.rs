@@ -252,9 +252,19 @@ impl LoadedModel {
         config: &EngineConfig,
         calibration: Option<&Calibration>,
     ) -> Result<Box<dyn RoutePolicy>, EngineError> {
+        self.policy_and_note(config, calibration).map(|(policy, _)| policy)
+    }
+
+    /// The policy, and why it is less than what was asked for.
+    fn policy_and_note(
+        &self,
+        config: &EngineConfig,
+        calibration: Option<&Calibration>,
+    ) -> Result<(Box<dyn RoutePolicy>, Option<String>), EngineError> {
         let mut kind = config.policy;
+        let mut note = None;
         if kind == PolicyKind::Auto {
-            kind = self.auto(config, calibration);
+            (kind, note) = self.auto(config, calibration);
         }
         if kind.needs_calibration() && calibration.is_none() {
             if self.moe_shape().is_some() {
@@ -263,7 +273,8 @@ impl LoadedModel {
                      --calibration"
                 )));
             }
-            log::warn!("the model is dense, so there is no expert locality: requests are routed by load");
+            log::warn!("{}", StepDown::Dense.sentence());
+            note = Some(StepDown::Dense.sentence().to_owned());
             kind = PolicyKind::LeastLoaded;
         }
         if config.heed_verdict
@@ -271,6 +282,7 @@ impl LoadedModel {
             && let Some(verdict) = calibration.and_then(Verdict::of).filter(|verdict| !verdict.helps)
         {
             log::warn!("{}", verdict.sentence());
+            note = Some(verdict.sentence());
             kind = PolicyKind::LeastLoaded;
         }
         let params = PolicyParams {
@@ -283,10 +295,11 @@ impl LoadedModel {
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams::default(),
         };
-        kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))
+        let policy = kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))?;
+        Ok((policy, note))
     }
 
-    fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> PolicyKind {
+    fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> (PolicyKind, Option<String>) {
         let verdict = calibration.and_then(Verdict::of).filter(|_| config.heed_verdict);
         let (kind, why) = choose(&AutoFacts {
             has_experts: self.moe_shape().is_some(),
@@ -295,13 +308,16 @@ impl LoadedModel {
             is_calibrated: calibration.is_some(),
             helps: verdict.as_ref().map(|verdict| verdict.helps),
         });
-        match (why, verdict) {
-            (Some(StepDown::NoHelp), Some(verdict)) => log::warn!("{}", verdict.sentence()),
-            (Some(why @ StepDown::Dense), _) => log::warn!("{}", why.sentence()),
-            (Some(why), _) => log::info!("{}", why.sentence()),
-            (None, _) => {}
+        let note = match (why, verdict) {
+            (Some(StepDown::NoHelp), Some(verdict)) => Some(verdict.sentence()),
+            (why, _) => why.map(|why| why.sentence().to_owned()),
+        };
+        match (why, &note) {
+            (Some(StepDown::NoHelp | StepDown::Dense), Some(note)) => log::warn!("{note}"),
+            (_, Some(note)) => log::info!("{note}"),
+            (_, None) => {}
         }
-        kind
+        (kind, note)
     }
 
     /// The layers whose picks a policy needs counted.
@@ -316,7 +332,7 @@ impl LoadedModel {
     /// An engine as configured.
     pub fn engine(&self, config: &EngineConfig) -> Result<Engine, EngineError> {
         let calibration = self.calibration(config)?;
-        let policy = self.policy(config, calibration.as_deref())?;
+        let (policy, note) = self.policy_and_note(config, calibration.as_deref())?;
         let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
         // A dense model, or one that locality does not help, is routed by load.
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
@@ -331,10 +347,11 @@ impl LoadedModel {
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
             prefix: self.prefix(config),
         };
-        match refit {
+        let engine = match refit {
             Some(refit) => Engine::start_refitting(parts, refit),
             None => Engine::start(parts),
-        }
+        };
+        engine.map(|engine| engine.with_policy_note(note))
     }
 
     fn model(&self) -> &Model {

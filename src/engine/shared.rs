@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     calibrate::Calibration,
-    engine::{EngineError, refit::Refit, stream::RawEvent},
+    engine::{EngineError, Times, refit::Refit, stream::RawEvent, timed::SharedTimes},
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Source, WorkerEvent},
+    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Priority, Source, WorkerEvent},
     types::{FinishReason, Request, RequestId, WorkerId},
 };
 
@@ -29,6 +29,8 @@ pub(super) struct Shared {
     /// Signalled when a request ends and when a deadline may have moved closer.
     changed: Condvar,
     started: Instant,
+    pub(super) route_times: SharedTimes,
+    pub(super) handoff_times: SharedTimes,
 }
 
 struct State {
@@ -38,6 +40,8 @@ struct State {
     decode: Vec<Sender<ToWorker>>,
     commands: Vec<Command>,
     refit: Option<Refit>,
+    n_given_back: GivenBack,
+    policy_note: Option<String>,
     next_id: u64,
     draining: bool,
     stopped: bool,
@@ -62,6 +66,21 @@ pub struct EngineStats {
     pub step_time_error: Option<f64>,
     /// Drift and refits; none where the centroids stay as calibrated.
     pub refit: Option<RefitStats>,
+    /// What the policy took for each choice of a decode worker.
+    pub route_times: Times,
+    /// What each sequence took to get into a decode worker and be verified there.
+    pub handoff_times: Times,
+    /// Requests that decode workers gave back.
+    pub n_given_back: GivenBack,
+}
+
+/// Requests that were handed to a decode worker and went back to be prefilled again, or failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GivenBack {
+    /// Because the worker was lost.
+    pub worker_lost: u64,
+    /// Because the worker could not take them in or run them, but others.
+    pub not_run: u64,
 }
 
 impl Shared {
@@ -70,6 +89,7 @@ impl Shared {
         prefill: Vec<Sender<ToWorker>>,
         decode: Vec<Sender<ToWorker>>,
         refit: Option<Refit>,
+        route_times: SharedTimes,
     ) -> Self {
         if refit.is_some() {
             dispatcher.keep_signatures();
@@ -81,16 +101,25 @@ impl Shared {
             decode,
             commands: Vec::new(),
             refit,
+            n_given_back: GivenBack::default(),
+            policy_note: None,
             next_id: 0,
             draining: false,
             stopped: false,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), started: Instant::now() }
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            started: Instant::now(),
+            route_times,
+            handoff_times: SharedTimes::default(),
+        }
     }
 
     pub(super) fn submit(
         &self,
         request: Request,
+        priority: Priority,
     ) -> Result<(RequestId, async_channel::Receiver<RawEvent>), EngineError> {
         let mut state = self.state.lock();
         if state.draining {
@@ -102,7 +131,7 @@ impl Shared {
         let now = self.started.elapsed();
         let has_deadline = request.deadline.is_some();
         let State { dispatcher, commands, .. } = &mut *state;
-        if let Err(full) = dispatcher.submit(id, Arc::new(request), now, commands) {
+        if let Err(full) = dispatcher.submit_as(priority, id, Arc::new(request), now, commands) {
             state.streams.remove(&id);
             return Err(full.into());
         }
@@ -143,6 +172,7 @@ impl Shared {
             }
             if let WorkerEvent::Returned { job, error } = &event {
                 log::warn!("request {} is prefilled again: {error}", job.id);
+                state.given_back(source);
             }
             let State { dispatcher, commands, .. } = &mut *state;
             dispatcher.on_event(source, event, commands);
@@ -294,6 +324,9 @@ impl Shared {
             cache: state.dispatcher.cache_stats(),
             step_time_error: state.dispatcher.step_time_error(),
             refit: state.refit.as_ref().map(Refit::stats),
+            route_times: *self.route_times.lock(),
+            handoff_times: *self.handoff_times.lock(),
+            n_given_back: state.n_given_back,
         }
     }
 
@@ -313,6 +346,14 @@ impl Shared {
     pub(super) fn policy_name(&self) -> &'static str {
         self.state.lock().dispatcher.policy_name()
     }
+
+    pub(super) fn policy_note(&self) -> Option<String> {
+        self.state.lock().policy_note.clone()
+    }
+
+    pub(super) fn set_policy_note(&self, note: Option<String>) {
+        self.state.lock().policy_note = note;
+    }
 }
 
 impl State {
@@ -320,6 +361,15 @@ impl State {
     fn send(&self, id: RequestId, event: RawEvent) {
         if let Some(stream) = self.streams.get(&id) {
             let _ = stream.try_send(event);
+        }
+    }
+
+    /// Counts a request that `source` gave back; a worker that is lost has said so before.
+    fn given_back(&mut self, source: Source) {
+        let Source::Decode(worker) = source else { return };
+        match self.dispatcher.lost().get(worker.index()) {
+            Some(true) => self.n_given_back.worker_lost += 1,
+            _ => self.n_given_back.not_run += 1,
         }
     }
 
@@ -336,6 +386,7 @@ impl State {
             ToWorker::Prefill(job) => job,
             ToWorker::Decode(handoff) => handoff.job,
         };
+        self.given_back(to);
         let event = WorkerEvent::Returned { job, error: format!("the thread of {to:?} is gone") };
         self.dispatcher.on_event(to, event, &mut self.commands);
     }

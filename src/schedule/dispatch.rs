@@ -1,11 +1,7 @@
 mod members;
 mod views;
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 pub use members::MemberError;
 use ndarray::Array2;
@@ -15,8 +11,8 @@ use crate::{
     kv::BlockName,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, WorkerView},
     schedule::{
-        DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
-        prefix_map::PrefixMap, waiting::Waiting,
+        DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, Priority, QueueFull, RunnerInfo, WorkerEvent,
+        prefix_map::PrefixMap, prompt_queue::PromptQueue, waiting::Waiting,
     },
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},
@@ -65,7 +61,7 @@ pub struct Dispatcher {
     decode: Vec<WorkerView>,
     /// Decode workers that do not come back; the others that are not healthy are drained.
     lost: Vec<bool>,
-    queue: VecDeque<Job>,
+    queue: PromptQueue,
     handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
     /// Of routed requests, where the driver asked for them.
@@ -126,7 +122,7 @@ impl Dispatcher {
             prefixes: PrefixMap::default(),
             decode: decode.collect(),
             lost: vec![false; n_slots.len()],
-            queue: VecDeque::new(),
+            queue: PromptQueue::default(),
             handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
             routed: None,
@@ -152,6 +148,18 @@ impl Dispatcher {
         now: Duration,
         commands: &mut Vec<Command>,
     ) -> Result<(), QueueFull> {
+        self.submit_as(Priority::Normal, id, request, now, commands)
+    }
+
+    /// As [`Dispatcher::submit`], with a priority in the queue for a prefill worker.
+    pub fn submit_as(
+        &mut self,
+        priority: Priority,
+        id: RequestId,
+        request: Arc<Request>,
+        now: Duration,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), QueueFull> {
         if self.queue.len() >= self.limits.max_queue {
             return Err(QueueFull(self.queue.len()));
         }
@@ -166,7 +174,7 @@ impl Dispatcher {
         };
         let known = self.records.insert(id, record);
         assert!(known.is_none(), "request {id} submitted twice");
-        self.queue.push_back(Job::new(id, request));
+        self.queue.push(Job::new(id, request), priority);
         self.advance(commands);
         Ok(())
     }
@@ -179,7 +187,7 @@ impl Dispatcher {
             Place::Prefill(worker) => commands.push(Command::Cancel(Source::Prefill(worker), id, reason)),
             Place::Decode(worker) => commands.push(Command::Cancel(Source::Decode(worker), id, reason)),
             Place::Queue => {
-                self.queue.retain(|job| job.id != id);
+                self.queue.remove(id);
                 self.end_cancelled(id, commands);
             }
             Place::Handoff => {
@@ -338,7 +346,8 @@ impl Dispatcher {
 
     /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
     fn fail_waiting(&mut self, message: &str, commands: &mut Vec<Command>) {
-        let queued = std::mem::take(&mut self.queue).into_iter().map(|job| job.id);
+        let queued = std::mem::take(&mut self.queue);
+        let queued = queued.iter().map(|job| job.id);
         let handoffs = self.handoffs.drain().map(|(handoff, _)| handoff.job.id);
         for id in queued.chain(handoffs).collect::<Vec<_>>() {
             self.end(id, Outcome::Failed(message.to_owned()), commands);
@@ -396,7 +405,7 @@ impl Dispatcher {
             self.fail_waiting(&format!("no {kind} worker is running"), commands);
             return;
         }
-        while !self.queue.is_empty() {
+        while self.queue.len() > 0 {
             let n_prefilling: usize = self.prefill.iter().map(|worker| worker.n_inflight).sum();
             if self.handoffs.len() + n_prefilling >= self.n_ahead() {
                 return;

@@ -14,6 +14,7 @@ mod prefill;
 mod prefix_cache;
 mod prefix_map;
 mod prefix_store;
+mod prompt_queue;
 mod runner;
 mod waiting;
 
@@ -27,4 +28,5 @@ pub use picks::StepPicks;
 pub use prefill::PrefillWorker;
 pub use prefix_cache::{CacheStats, PrefixCache, PrefixConfig};
 pub use prefix_store::{PrefixStore, StoredPrefix};
+pub use prompt_queue::Priority;
 pub use runner::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};

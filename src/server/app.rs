@@ -16,8 +16,16 @@ use crate::{
 };
 
 use super::{
-    ServerError, auth::Keys, config::ModelCard, config::ServerConfig, error::ApiError, journal::Journal,
-    ledger::Ledger, metrics::Metrics, template::ChatTemplate,
+    ServerError,
+    auth::Keys,
+    config::ModelCard,
+    config::ServerConfig,
+    error::ApiError,
+    journal::Journal,
+    ledger::Ledger,
+    metrics::Metrics,
+    special::{Part, Specials},
+    template::ChatTemplate,
 };
 
 /// What all handlers share.
@@ -26,6 +34,7 @@ pub(super) struct App {
     pub card: ModelCard,
     pub config: ServerConfig,
     pub template: ChatTemplate,
+    pub specials: Specials,
     pub keys: Keys,
     pub ledger: Ledger,
     pub metrics: Metrics,
@@ -51,6 +60,7 @@ impl App {
         let keys = Keys::new(&config.api_keys);
         Ok(Self {
             template,
+            specials: Specials::of(tokenizer.as_ref()),
             keys,
             ledger: Ledger::default(),
             metrics: Metrics::new(),
@@ -101,23 +111,29 @@ impl App {
         (1 + stats.n_queued as u64 / n_slots.max(1)).min(60)
     }
 
-    /// The tokens of the text of field `param`, which must fit a slot. Runs on a thread that may block.
-    pub async fn tokenize(
-        self: &Arc<Self>,
-        text: String,
-        add_special: bool,
-        parse_special: bool,
-        param: &str,
-    ) -> Result<Vec<Token>, ApiError> {
+    /// The tokens of the text of field `param`, special ones in it included, which must fit a slot. Runs on a thread
+    /// that may block.
+    pub async fn tokenize(self: &Arc<Self>, text: String, param: &str) -> Result<Vec<Token>, ApiError> {
+        self.tokenize_parts(vec![Part { text, parse_special: true }], param).await
+    }
+
+    /// The tokens of a prompt in parts, as [`App::tokenize`].
+    pub async fn tokenize_parts(self: &Arc<Self>, parts: Vec<Part>, param: &str) -> Result<Vec<Token>, ApiError> {
         let n_ctx_slot = self.engine.n_ctx_slot() as usize;
-        if text.len() > n_ctx_slot.saturating_mul(self.max_piece) {
-            let n = text.len();
+        let n: usize = parts.iter().map(|part| part.text.len()).sum();
+        if n > n_ctx_slot.saturating_mul(self.max_piece) {
             let why = format!("{param} has {n} bytes, more than the {n_ctx_slot} tokens of a slot can hold");
             return Err(ApiError::too_long(param, why));
         }
         let app = Arc::clone(self);
-        let tokens = blocking(move || app.tokenizer().tokenize_as(&text, add_special, parse_special)).await?;
-        tokens.map_err(|why| ApiError::invalid(param, why))
+        let tokens = blocking(move || {
+            let mut tokens = Vec::new();
+            for (at, part) in parts.iter().enumerate() {
+                tokens.extend(app.tokenizer().tokenize_as(&part.text, at == 0, part.parse_special)?);
+            }
+            Ok(tokens)
+        });
+        tokens.await?.map_err(|why: String| ApiError::invalid(param, why))
     }
 
     /// Refuses a grammar that can not steer the workers' draws.

@@ -2,7 +2,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::types::{SamplingParams, Token};
+use crate::{
+    schedule::Priority,
+    types::{SamplingParams, Token},
+};
 
 use super::{
     error::ApiError,
@@ -32,6 +35,8 @@ pub(super) struct Ask {
     /// Say how the request was routed.
     pub explain: bool,
     pub domain: Option<String>,
+    /// In the queue.
+    pub priority: Priority,
 }
 
 impl Ask {
@@ -44,7 +49,10 @@ impl Ask {
             && asked != policy
         {
             let path = eldr.path("policy");
-            let why = format!("{path} is {asked}, and this server routes by {policy}: leave it out");
+            let why = format!(
+                "{path} is {asked}, and one policy places all requests of a server, here {policy}: leave it out, or start \
+                 a server with --policy {asked}"
+            );
             return Err(ApiError::invalid(&path, why));
         }
         let eldr = |read: &dyn Fn(&Fields<'_>) -> Result<bool, ApiError>| eldr.as_ref().map_or(Ok(false), read);
@@ -61,8 +69,20 @@ impl Ask {
             stream,
             include_usage: options.map_or(Ok(None), |options| options.flag("include_usage"))?.unwrap_or(false),
             explain: eldr(&|eldr| Ok(eldr.flag("explain")?.unwrap_or(false)))?,
+            priority: fields.object("eldr")?.map_or(Ok(Priority::Normal), |eldr| priority(&eldr))?,
             domain: fields.object("eldr")?.map_or(Ok(None), |eldr| eldr.text("domain"))?.map(str::to_owned),
         })
+    }
+}
+
+fn priority(eldr: &Fields<'_>) -> Result<Priority, ApiError> {
+    match eldr.text("priority")? {
+        None | Some("normal") => Ok(Priority::Normal),
+        Some("high") => Ok(Priority::High),
+        Some(other) => {
+            let path = eldr.path("priority");
+            Err(ApiError::invalid(&path, format!("{path} is {other:?}; it must be high or normal")))
+        }
     }
 }
 
@@ -246,10 +266,11 @@ mod tests {
             "temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repeat_penalty": 1.5, "frequency_penalty": -1,
             "presence_penalty": 2, "repeat_last_n": 9, "seed": 11, "ignore_eos": true, "max_tokens": 5, "n": 2,
             "stop": ["a", ""], "stream": true, "stream_options": {"include_usage": true}, "logit_bias": {"5": -100, "2": 1},
-            "eldr": {"policy": "least_loaded", "explain": true, "domain": "code"}, "user": "me", "unknown": [1],
+            "eldr": {"policy": "least_loaded", "explain": true, "domain": "code", "priority": "high"}, "user": "me", "unknown": [1],
         }))
         .expect("valid");
         assert_eq!((ask.n, ask.stream, ask.include_usage, ask.max_tokens), (2, true, true, Some(5)));
+        assert_eq!(ask.priority, Priority::High);
         assert_eq!((ask.stops, ask.explain, ask.domain.as_deref()), (vec!["a".to_owned()], true, Some("code")));
         assert_eq!(ask.sampling.logit_bias, [(2, 1.0), (5, -100.0)]);
         let sampling = SamplingParams { logit_bias: Vec::new(), ..ask.sampling };
@@ -308,6 +329,8 @@ mod tests {
             (json!({"json_schema": {}, "ignore_eos": true}), "ignore_eos"),
             (json!({"eldr": {"policy": "random"}}), "eldr.policy"),
             (json!({"eldr": {"explain": 1}}), "eldr.explain"),
+            (json!({"eldr": {"priority": "low"}}), "eldr.priority"),
+            (json!({"eldr": {"priority": 3}}), "eldr.priority"),
         ] {
             let error = read(&body).expect_err(param);
             assert_eq!(error.param.as_deref(), Some(param), "{body}");

@@ -19,6 +19,7 @@ use super::{
     reasoning::Reasoning,
     respond::Answer,
     shape::{Kind, Shape},
+    special::Part,
     template::to_jinja,
     tools::{CallFormat, ToolParser},
 };
@@ -28,7 +29,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let bytes = body::read(request).await?;
     let worker = Arc::clone(&app);
     let chat = blocking(move || Chat::read(&worker, &bytes)).await??;
-    let tokens = app.tokenize(chat.prompt.clone(), true, true, "messages").await?;
+    let tokens = app.tokenize_parts(chat.parts.clone(), "messages").await?;
     app.check_grammar(&chat.ask.sampling).await?;
     let id = format!("chatcmpl-{:016x}", app.fresh());
     let shape = Shape { kind: Kind::Chat, id, created: now(), model: app.card.id.clone() };
@@ -43,7 +44,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
 /// A chat request, understood.
 struct Chat {
     ask: Ask,
-    prompt: String,
+    parts: Vec<Part>,
     /// For the request log.
     messages: Option<Value>,
     calls: Option<CallFormat>,
@@ -56,7 +57,9 @@ impl Chat {
         let fields = Fields::of(&body, "")?;
         let mut ask = Ask::read(&fields, app.fresh(), app.engine.policy_name(), app.config.max_choices)?;
         ask.sampling.n_logprobs = logprobs(&fields)?;
-        let messages = messages::read(&fields)?;
+        let mark = app.specials.mark(&body)?;
+        let plain = |text: &str| mark.map_or_else(|| text.to_owned(), |mark| app.specials.marked(text, mark));
+        let messages = messages::read(&fields, &plain)?;
         let tools = messages::tools(&fields)?;
         let choice = messages::tool_choice(&fields, !tools.is_empty())?;
         let format = CallFormat::of_template(app.template.source());
@@ -81,9 +84,9 @@ impl Chat {
             }
         };
         let extra = extra(&fields)?;
-        let prompt = app.template.render(messages, tools, extra)?;
+        let parts = app.specials.parts(&app.template.render(messages, tools, extra)?, mark)?;
         let messages = app.config.log_text.then(|| fields.get("messages").cloned().unwrap_or_default());
-        Ok(Self { ask, prompt, messages, calls, splits_reasoning })
+        Ok(Self { ask, parts, messages, calls, splits_reasoning })
     }
 
     /// How the text of a choice is to be read.
@@ -96,7 +99,9 @@ impl Chat {
             return Output::harmony(opens_prompt);
         }
         let thinks = self.splits_reasoning && template.contains("</think>");
-        let reasoning = thinks.then(|| Reasoning::new(&self.prompt));
+        // The template's own words end the prompt.
+        let end = self.parts.last().map_or("", |part| &part.text);
+        let reasoning = thinks.then(|| Reasoning::new(end));
         Output::tagged(reasoning, self.calls.map(ToolParser::new), opens_prompt)
     }
 }

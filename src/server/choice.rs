@@ -122,7 +122,7 @@ impl App {
             deadline: self.config.request_timeout,
         };
         let now = self.engine.started().elapsed();
-        let stream = self.engine.submit(request).map_err(|error| {
+        let stream = self.engine.submit_as(request, ask.priority).map_err(|error| {
             let error = ApiError::from_engine(&error, param, self.retry_after());
             self.metrics.refused(if error.status.is_server_error() { "draining" } else { "queue_full" });
             error

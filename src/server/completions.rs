@@ -80,7 +80,7 @@ async fn prompts(app: &Arc<App>, prompt: &Value) -> Result<Vec<Vec<Token>>, ApiE
 
 async fn tokens(app: &Arc<App>, prompt: &Value, path: &str) -> Result<Vec<Token>, ApiError> {
     let tokens = match prompt {
-        Value::String(text) => app.tokenize(text.clone(), true, true, path).await?,
+        Value::String(text) => app.tokenize(text.clone(), path).await?,
         Value::Array(list) => list
             .iter()
             .enumerate()

@@ -59,6 +59,7 @@ pub(super) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "chat_template": app.template.source(),
         "bos_token": app.card.bos,
         "eos_token": app.card.eos,
+        "eldr": { "policy": app.engine.policy_name(), "policy_note": app.engine.policy_note() },
         "build_info": concat!("eldr ", env!("CARGO_PKG_VERSION")),
     }))
 }
@@ -102,6 +103,7 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     let recent: Vec<Value> = app.ledger.recent(N_RECENT).iter().map(|entry| entry.to_json()).collect();
     Json(json!({
         "policy": app.engine.policy_name(),
+        "policy_note": app.engine.policy_note(),
         "model": app.card.id,
         "n_active": stats.n_active,
         "n_queued": stats.n_queued,
@@ -147,7 +149,13 @@ pub(super) async fn explain(State(app): State<Arc<App>>, Query(which): Query<Whi
         return Err(ApiError::status(StatusCode::NOT_FOUND, why));
     }
     let choices: Vec<Value> = found.iter().map(|entry| entry.to_json()).collect();
-    Ok(Json(json!({ "id": id, "policy": app.engine.policy_name(), "choices": choices })))
+    Ok(Json(explained(&app, &id, &choices)))
+}
+
+/// The document that says how the choices of an answer were routed.
+pub(super) fn explained(app: &App, id: &str, choices: &[Value]) -> Value {
+    let engine = &app.engine;
+    json!({ "id": id, "policy": engine.policy_name(), "policy_note": engine.policy_note(), "choices": choices })
 }
 
 /// `GET /metrics`.

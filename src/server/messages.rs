@@ -34,8 +34,9 @@ impl ToolChoice {
     }
 }
 
-/// The messages as a chat template wants them: text as one string, arguments of calls as objects.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Jinja>, ApiError> {
+/// The messages as a chat template wants them: text as one string, arguments of calls as objects. What users and tools
+/// say goes through `plain` first.
+pub(super) fn read(fields: &Fields<'_>, plain: &dyn Fn(&str) -> String) -> Result<Vec<Jinja>, ApiError> {
     fields.required("messages")?;
     let messages = fields.list("messages")?.unwrap_or_default();
     if messages.is_empty() || messages.len() > MAX_MESSAGES {
@@ -45,10 +46,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Jinja>, ApiError> {
             format!("messages has {n} messages; 1 to {MAX_MESSAGES} are allowed"),
         ));
     }
-    messages.iter().enumerate().map(|(at, message)| read_message(message, &format!("messages[{at}]"))).collect()
+    messages.iter().enumerate().map(|(at, message)| read_message(message, &format!("messages[{at}]"), plain)).collect()
 }
 
-fn read_message(message: &Value, path: &str) -> Result<Jinja, ApiError> {
+fn read_message(message: &Value, path: &str, plain: &dyn Fn(&str) -> String) -> Result<Jinja, ApiError> {
     let fields = Fields::of(message, path)?;
     fields.required("role")?;
     let role = fields.text("role")?.unwrap_or_default();
@@ -57,6 +58,8 @@ fn read_message(message: &Value, path: &str) -> Result<Jinja, ApiError> {
         let why = format!("{path} is {role:?}; the roles are {}", ROLES.join(", "));
         return Err(ApiError::invalid(&path, why));
     }
+    let is_strangers = matches!(role, "user" | "tool");
+    let said = |text: &str| Jinja::from(if is_strangers { plain(text) } else { text.to_owned() });
     let mut read: BTreeMap<String, Jinja> = BTreeMap::new();
     // Templates know the older name.
     read.insert("role".to_owned(), Jinja::from(if role == "developer" { "system" } else { role }));
@@ -65,10 +68,10 @@ fn read_message(message: &Value, path: &str) -> Result<Jinja, ApiError> {
     if content.is_none() && calls.is_empty() {
         fields.required("content")?;
     }
-    read.insert("content".to_owned(), Jinja::from(content.unwrap_or_default()));
+    read.insert("content".to_owned(), said(&content.unwrap_or_default()));
     for name in ["name", "tool_call_id", "reasoning_content"] {
         if let Some(text) = fields.text(name)? {
-            read.insert(name.to_owned(), Jinja::from(text));
+            read.insert(name.to_owned(), said(text));
         }
     }
     if !calls.is_empty() {
@@ -222,7 +225,7 @@ mod tests {
             {"role": "assistant", "content": null, "tool_calls": [
                 {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
         ]});
-        let messages = read(&fields_of(&body)).expect("messages");
+        let messages = read(&fields_of(&body), &str::to_owned).expect("messages");
         assert_eq!(messages[0].get_attr("role").expect("a role").as_str(), Some("system"));
         assert_eq!(messages[0].get_attr("content").expect("content").as_str(), Some("be kind"));
         let call = messages[1].get_attr("tool_calls").and_then(|calls| calls.get_item_by_index(0)).expect("a call");
@@ -247,7 +250,7 @@ mod tests {
             (json!([{"role": "assistant", "tool_calls": [{}]}]), "messages[0].tool_calls[0].function"),
         ] {
             let body = json!({ "messages": messages });
-            let error = read(&fields_of(&body)).expect_err(param);
+            let error = read(&fields_of(&body), &str::to_owned).expect_err(param);
             assert_eq!(error.param.as_deref(), Some(param), "{body}");
         }
     }

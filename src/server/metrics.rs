@@ -1,16 +1,23 @@
 use std::{
     fmt::Write as _,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::text::encode,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
-use crate::{engine::EngineStats, route::Decision};
+use crate::{
+    engine::{EngineStats, Times},
+    route::Decision,
+};
 
 use super::ledger::{Entry, Ledger};
 
@@ -18,12 +25,13 @@ type Real = Gauge<f64, AtomicU64>;
 type Seconds = Counter<f64, AtomicU64>;
 type Outcome = [(&'static str, String); 3];
 type Worker = [(&'static str, String); 1];
+type Why = [(&'static str, &'static str); 1];
 
 /// What the server measures, under eldr's names and, for the basics, llama-server's.
 pub(super) struct Metrics {
     registry: Registry,
     requests: Family<Outcome, Counter>,
-    refused: Family<[(&'static str, &'static str); 1], Counter>,
+    refused: Family<Why, Counter>,
     ttft: Histogram,
     tpot: Histogram,
     itl: Histogram,
@@ -45,12 +53,44 @@ struct Sampled {
     lost: Counter,
     cached: Counter,
     held: Gauge,
+    blocks: Family<Why, Counter>,
+    copies: Counter,
+    spilled: Counter,
+    restored: Counter,
+    unusable: Counter,
+    given_back: Family<Why, Counter>,
+    /// Without an entry until a step was observed.
+    experts: Family<[(&'static str, &'static str); 0], Real>,
+    route: Taken,
+    handoff: Taken,
     slots: Family<Worker, Gauge>,
     inflight: Family<Worker, Gauge>,
     healthy: Family<Worker, Gauge>,
     kv_used: Family<Worker, Real>,
     processing: Gauge,
     deferred: Gauge,
+}
+
+/// Durations that the engine counted.
+#[derive(Debug, Clone, Default)]
+struct Taken(Arc<Mutex<Times>>);
+
+impl EncodeMetric for Taken {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
+        let times = *self.0.lock();
+        let mut n_above = times.n;
+        let mut buckets = Vec::with_capacity(Times::BOUNDS.len() + 1);
+        for (bound, n) in Times::BOUNDS.into_iter().zip(times.counts) {
+            buckets.push((bound, n));
+            n_above -= n;
+        }
+        buckets.push((f64::MAX, n_above));
+        encoder.encode_histogram::<NoLabelSet>(times.sum.as_secs_f64(), times.n, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 impl Metrics {
@@ -90,6 +130,27 @@ impl Metrics {
         r.register("eldr_workers_lost", "Workers lost since the start", s.lost.clone());
         r.register("eldr_cached_tokens", "Prompt tokens that were not computed again", s.cached.clone());
         r.register("eldr_cache_held_tokens", "Tokens kept for prompts to come", s.held.clone());
+        r.register("eldr_cache_blocks", "Blocks of prompts that were there, or not, by outcome", s.blocks.clone());
+        r.register("eldr_cache_copies", "Prefixes copied from another slot", s.copies.clone());
+        r.register("eldr_cache_spilled", "Prefixes moved to host memory to make room", s.spilled.clone());
+        r.register("eldr_cache_restored_tokens", "Tokens that came back from there", s.restored.clone());
+        r.register("eldr_cache_unusable", "Prefixes that were there but could not be used", s.unusable.clone());
+        r.register(
+            "eldr_handoff_fallback",
+            "Requests a decode worker gave back to be prefilled again, by reason",
+            s.given_back.clone(),
+        );
+        r.register(
+            "eldr_experts_distinct",
+            "Distinct experts a layer and decode step, where counted",
+            s.experts.clone(),
+        );
+        r.register("eldr_route_seconds", "Time the policy took to choose a decode worker", s.route.clone());
+        r.register(
+            "eldr_handoff_seconds",
+            "Time a sequence took to get into a decode worker and be verified there",
+            s.handoff.clone(),
+        );
         r.register("eldr_worker_slots", "Sequences a decode worker can hold", s.slots.clone());
         r.register("eldr_worker_inflight", "Sequences a decode worker holds, hand-offs included", s.inflight.clone());
         r.register("eldr_worker_healthy", "1 while requests may be sent to the decode worker", s.healthy.clone());
@@ -162,6 +223,20 @@ impl Metrics {
         s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
         s.cached.inner().store(stats.cache.n_cached_tokens, Ordering::Relaxed);
         s.held.set(i64::try_from(stats.cache.n_held_tokens).unwrap_or(i64::MAX));
+        let set = |counter: &Counter, n: u64| counter.inner().store(n, Ordering::Relaxed);
+        set(&s.blocks.get_or_create(&[("outcome", "hit")]), stats.cache.n_block_hits);
+        set(&s.blocks.get_or_create(&[("outcome", "miss")]), stats.cache.n_block_misses);
+        set(&s.copies, stats.cache.n_copies);
+        set(&s.spilled, stats.cache.n_spilled);
+        set(&s.restored, stats.cache.n_restored_tokens);
+        set(&s.unusable, stats.cache.n_fallbacks);
+        set(&s.given_back.get_or_create(&[("reason", "worker_lost")]), stats.n_given_back.worker_lost);
+        set(&s.given_back.get_or_create(&[("reason", "not_run")]), stats.n_given_back.not_run);
+        if let Some(reads) = stats.refit.as_ref().and_then(|refit| refit.reads) {
+            s.experts.get_or_create(&[]).set(reads.distinct);
+        }
+        *s.route.0.lock() = stats.route_times;
+        *s.handoff.0.lock() = stats.handoff_times;
         let live = ledger.live();
         for worker in &stats.workers {
             let label: Worker = [("worker", worker.id.to_string())];

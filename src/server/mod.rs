@@ -26,6 +26,7 @@ mod respond;
 mod schema;
 mod shape;
 mod signals;
+mod special;
 mod stop;
 mod template;
 mod tokens;

@@ -13,6 +13,7 @@ use super::{
     ask::Ask,
     body,
     choice::Piece,
+    control::explained,
     error::ApiError,
     fields::{Fields, whole},
 };
@@ -68,7 +69,7 @@ pub(super) async fn explain(State(app): State<Arc<App>>, request: Request) -> Re
     ask.max_tokens = Some(2);
     ask.sampling.ignore_eos = true;
     ask.sampling.grammar = None;
-    let prompt = app.tokenize(text, true, true, "prompt").await?;
+    let prompt = app.tokenize(text, "prompt").await?;
     let id = format!("explain-{:016x}", app.fresh());
     let mut choice = app.submit(&id, &[prompt], &ask, "prompt")?.remove(0);
     while let Some(piece) = choice.next().await {
@@ -76,5 +77,5 @@ pub(super) async fn explain(State(app): State<Arc<App>>, request: Request) -> Re
             return Err(error);
         }
     }
-    Ok(Json(json!({ "id": id, "policy": app.engine.policy_name(), "choices": [choice.entry().to_json()] })))
+    Ok(Json(explained(&app, &id, &[choice.entry().to_json()])))
 }

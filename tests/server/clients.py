@@ -133,6 +133,27 @@ def cancel():
     wait_idle()
 
 
+def special_tokens():
+    eos = json.load(post("/tokenize", {"content": "<|eos|>"}))["tokens"]
+    plain = json.load(post("/tokenize", {"content": "<|eos|>", "parse_special": False}))["tokens"]
+    assert len(eos) == 1 and len(plain) > 4
+
+    def n(text):
+        said = [{"role": "user", "content": text}]
+        return client.chat.completions.create(model=MODEL, messages=said, max_tokens=1).usage.prompt_tokens
+
+    # Texts are cut into tokens where a special one is written out, so borders may differ by a token or two.
+    assert n("a<|eos|>") >= n("a") + len(plain) - 2, "a user can say a special token"
+
+
+def priority():
+    said = {"eldr": {"priority": "high", "explain": True}}
+    reply = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=3, extra_body=said)
+    assert reply.choices[0].finish_reason in ("stop", "length")
+    expect(openai.BadRequestError, "eldr.priority", lambda: client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=3, extra_body={"eldr": {"priority": "low"}}))
+
+
 def concurrent():
     want = {i: client.completions.create(model=MODEL, prompt=f"Item {i}:", max_tokens=8, temperature=0).usage.completion_tokens
             for i in range(8)}
@@ -170,6 +191,7 @@ def wait_idle():
     raise AssertionError("a request that nobody reads is still running")
 
 
-for check in (chat, stream, completions, stop, logprobs, logit_bias, json_schema, tools, errors, timeouts, cancel, concurrent):
+for check in (chat, stream, completions, stop, logprobs, logit_bias, json_schema, tools, errors, timeouts, cancel, special_tokens,
+              priority, concurrent):
     check()
     print(f"openai {openai.__version__}: {check.__name__} passed")

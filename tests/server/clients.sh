@@ -39,7 +39,10 @@ url=$("$python" -c 'import json,sys; print(json.load(open(sys.argv[1]))["url"])'
 
 curl -fsS "$url/health" | grep -q '"ok"'
 curl -fsS -H 'Authorization: Bearer a-test-key' "$url/metrics" >"$work/metrics"
-grep -q '^eldr_requests_total{' "$work/metrics"
+for name in eldr_requests_total eldr_route_seconds_bucket eldr_handoff_seconds_bucket eldr_handoff_fallback_total \
+    eldr_cache_blocks_total; do
+    grep -q "^$name{" "$work/metrics" || { echo "no $name in the metrics"; exit 1; }
+done
 if command -v promtool >/dev/null; then
     # llama-server's names have a colon, which promtool's style check does not like.
     grep -v 'llamacpp:' "$work/metrics" | promtool check metrics
