@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     calibrate::{CalibrationInput, CountsError, checksum::hex},
     signature::ExpertCounts,
-    types::MoeShape,
+    types::{MoeShape, shown},
 };
 
 /// A file of counts: its tensors and metadata.
@@ -135,7 +135,10 @@ fn shape(l: usize, e: usize, n_expert_used: Option<&str>) -> Result<MoeShape, Co
     let n_expert_used = match n_expert_used {
         Some(text) => text.parse().ok().filter(|k| (1..=n_expert).contains(k)).ok_or_else(|| {
             let want = format!("a whole number from 1 to {n_expert}");
-            CountsError::Entry { name: "n_expert_used", problem: format!("is `{text}`, but it must be {want}") }
+            CountsError::Entry {
+                name: "n_expert_used",
+                problem: format!("is `{}`, but it must be {want}", shown(text)),
+            }
         })?,
         None => 1,
     };
@@ -162,8 +165,10 @@ fn ids(listed: Option<&str>, n: usize) -> Result<Vec<String>, CountsError> {
 
 /// A JSON list of `n` entries.
 fn list<T: serde::de::DeserializeOwned>(name: &'static str, text: &str, n: usize) -> Result<Vec<T>, CountsError> {
-    let list: Vec<T> = serde_json::from_str(text)
-        .map_err(|error| CountsError::Entry { name, problem: format!("is not a JSON list of strings ({error})") })?;
+    let list: Vec<T> = serde_json::from_str(text).map_err(|error| CountsError::Entry {
+        name,
+        problem: format!("is not a JSON list of strings ({})", shown(&error.to_string())),
+    })?;
     if list.len() != n {
         let problem = format!("has {} entries for {n} requests", list.len());
         return Err(CountsError::Entry { name, problem });

@@ -77,6 +77,11 @@ fn a_trace_gives_tau_a_verdict_and_a_page() {
     // With a given tau the verdict is on that tau.
     let given = run(args.into_iter().chain([text(&file), "--tau", "0.3", "--capacity", "3,1"])).succeeded().json();
     assert_eq!((&given["tau"], &given["tau_origin"]), (&0.3.into(), &"given".into()));
+    // Symptom: a worker that gets no request was told twice, first as a verdict that could not be had.
+    let ask =
+        ["calibrate", "--trace", text(&trace), "--workers", "2", "-o", text(&again), "--capacity", "4294967295,1"];
+    refused(&ask, &["decode worker 1 with capacity 1 of 4294967296 would get none"]);
+    assert!(!again.exists() || fs::read(&again).expect("as it was") == bytes);
     assert_eq!((&given["clusters"][0]["size"], &given["clusters"][1]["size"]), (&30.into(), &10.into()));
     assert_eq!(given["tau_curve"]["points"].as_array().map(Vec::len), Some(1));
 
@@ -120,9 +125,38 @@ fn counts_of_another_engine_are_calibrated_and_routed() {
     let captured = two_kinds(&dir, "counts.safetensors");
     let file = dir.path().join("c.safetensors");
     let args = ["calibrate", "--counts", text(&captured), "--workers", "2", "-o", text(&file), "--json"];
-    let report = run(args).succeeded().json();
+    let ran = run(args).succeeded();
+    let report = ran.json();
     assert_eq!((&report["purity"], &report["tau_origin"]), (&1.0.into(), &"default".into()));
+    // Symptom: there was no verdict, and nobody said why.
     assert!(report["verdict"].is_null());
+    assert!(
+        ran.sentence().starts_with("no verdict on whether locality helps") && ran.err.lines().count() == 1,
+        "{ran:?}"
+    );
+    assert!(report["no_verdict"].as_str().expect("why").contains("--counts has no generated tokens"), "{report}");
+
+    // Symptom: a calibration of another engine's model could not be looked at: the shipped model does not fit it.
+    let shown = run(["inspect", "--calibration", text(&file), "--json"]).succeeded();
+    assert_eq!(shown.err, "");
+    let document = shown.json();
+    let calibration = &document["calibration"];
+    assert!(
+        document["model"].is_null() && calibration["fits"].is_null() && calibration["verdict"].is_null(),
+        "{shown:?}"
+    );
+    assert_eq!((&calibration["n_workers"], &calibration["shape"]["n_expert"]), (&2.into(), &4.into()));
+    assert_eq!(calibration["rho"], report["rho"]);
+    let lines = run(["inspect", "--calibration", text(&file)]).succeeded().out;
+    let fingerprint = calibration["fingerprint"].as_str().expect("a fingerprint");
+    for want in ["for 2 decode workers", fingerprint, "layers kept", "rho", "tau", "verdict", "capacity", "not checked"]
+    {
+        assert!(lines.contains(want), "{want}: {lines}");
+    }
+    refused(
+        &["inspect", "-m", TINY, "--calibration", text(&file)],
+        &["made for a model of", "2 MoE layers", text(&file)],
+    );
 
     let route = |more: &[&str]| {
         let args = ["route", "--calibration", text(&file), "--counts", text(&captured), "--json"];
@@ -260,5 +294,9 @@ fn serving_heeds_a_verdict_that_locality_does_not_help() {
     assert_eq!(ran.json()["policy"], "least_loaded");
     assert!(ran.err.contains("locality does not help here"), "{ran:?}");
     assert_eq!(ask(true, &[]).json()["policy"], "marginal_cost");
+    // Symptom: the refit that was asked for by name went with the locality, without a word.
+    let ran = ask(false, &["--refit"]);
+    assert!(ran.err.contains("--refit changes nothing: requests are routed by least_loaded"), "{ran:?}");
+    assert!(!ask(true, &["--refit"]).err.contains("changes nothing"));
     assert_eq!(ask(false, &["--policy", "locality_band"]).json()["policy"], "locality_band");
 }

@@ -50,6 +50,15 @@ fn a_prompt_comes_from_standard_input_and_through_the_chat_template() {
     assert!(n(&chat.succeeded().json()) > n(&direct));
 }
 
+// Symptom: a band's width without a calibration, and a policy that goes by labels, were taken without a word.
+#[test]
+fn what_changes_nothing_is_told() {
+    let ran = run(["run", "-m", TINY, "-n", "1", "--tau", "0.1", "Hello"]).succeeded();
+    assert!(ran.sentence().starts_with("--tau changes nothing: without --calibration"), "{ran:?}");
+    let ran = run(["run", "-m", TINY, "-n", "1", "--policy", "domain", "Hello"]).succeeded();
+    assert!(ran.sentence().starts_with("policy domain goes by the labels of a workload"), "{ran:?}");
+}
+
 #[test]
 fn an_answer_may_be_too_late() {
     let ran = run(["run", "-m", TINY, "-n", "500", "--ignore-eos", "--deadline", "0", "--json", "Hello"]);

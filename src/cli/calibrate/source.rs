@@ -81,7 +81,10 @@ impl SourceArgs {
     /// Refuses what can not work before anything is read.
     pub fn check(&self) -> Result<(), CliError> {
         if self.max_tokens < 2 {
-            return Err(CliError::usage("--max-tokens must be at least 2: the first token is the prefill's"));
+            let n = self.max_tokens;
+            return Err(CliError::usage(format!(
+                "--max-tokens is {n}, which must be at least 2: the first token is the prefill's"
+            )));
         }
         if self.requests == Some(0) {
             return Err(CliError::usage("--requests is 0: give at least one request to calibrate with"));
