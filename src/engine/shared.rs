@@ -351,6 +351,7 @@ impl Shared {
         self.state.lock().policy_note.clone()
     }
 
+    #[cfg(feature = "llama")]
     pub(super) fn set_policy_note(&self, note: Option<String>) {
         self.state.lock().policy_note = note;
     }
