@@ -5,10 +5,10 @@
 /// Names offered at most.
 const MOST: usize = 3;
 
-/// The names closest to `name`, by letters to add, drop or change; the closest first. None is further off than half of
-/// what was written.
+/// The names closest to `name`, by letters to add, drop or change; the closest first. None is further off than a third
+/// of what was written.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let far = name.chars().count().div_ceil(2);
+    let far = name.chars().count().div_ceil(3);
     let mut ranked: Vec<(usize, &str)> =
         known.into_iter().map(|known| (distance(name, known), known)).filter(|&(n, _)| n <= far).collect();
     ranked.sort_unstable();

@@ -192,7 +192,10 @@ fn names_in_errors_are_quoted_cut_and_harmless() {
     let prompts = write(&dir, "long.jsonl", long);
     let out = dir.path().join("out");
     let shown = r#"prompt "a\u{1b}[31m\nzzzyyy"#;
-    refused(&["bench", "--workload", text(&prompts), "-c", "128"], &[&format!("workload {shown}"), r#"yy..": "#]);
+    refused(
+        &["bench", "--workload", text(&prompts), "--policies", "random", "-c", "128"],
+        &[&format!("workload {shown}"), r#"yy..": "#],
+    );
     refused(&["record", "--prompts", text(&prompts), "-c", "128", "-o", text(&out)], &[shown, r#"yy..": "#]);
     refused(&["run", "-m", "no\n\u{1b}[31msuch.gguf", "hello"], &[r"no\n\u{1b}[31msuch.gguf"]);
     refused(&["run", "--policy", &"\u{1b}x".repeat(300), "hello"], &[r"\u{1b}x..", "round_robin"]);
