@@ -103,3 +103,18 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
     fs::write(&file, &json).unwrap();
     assert_eq!(serde_json::from_str::<BenchReport>(&json).unwrap().runs.len(), report.runs.len());
 }
+
+/// Symptom: requests of one token, which end in their prefill, were in no number of the report.
+#[test]
+fn requests_of_one_token_count() {
+    let one = BenchParams {
+        policies: vec![PolicyKind::Random],
+        output_tokens: Some(1),
+        n_requests: Some(10),
+        count_experts: false,
+        ..params(Clock::Virtual, 2, None)
+    };
+    let report = run(&one, &mut |_| {}).unwrap();
+    assert_eq!((report.runs[0].requests, report.runs[0].failed), (8, 0));
+    assert!(report.runs[0].ttft_ms.unwrap().p50 > 0.0 && report.runs[0].tpot_ms.is_none());
+}

@@ -388,6 +388,17 @@ fn a_drained_worker_gets_nothing_new_and_finishes_what_it_has() {
     assert_eq!(engine.stats().workers.len(), 3);
     engine.shutdown();
     assert!(matches!(engine.add_decode(fake_worker("decode 4", 3, 256)), Err(EngineError::Draining)));
+    // Symptom: a stopped engine said that its worker takes requests again.
+    assert!(matches!(engine.resume_decode(zero), Err(EngineError::Draining)));
+}
+
+/// Symptom: "overflow when adding duration to instant".
+#[test]
+fn a_drain_may_wait_for_ever() {
+    let engine = engine_with(&[vec![]], 2, DispatchLimits::default());
+    let stream = engine.submit(request(1, 50)).unwrap();
+    assert!(engine.drain(Duration::MAX));
+    assert_eq!(stream.collect().unwrap().tokens, expected(&request(1, 50)));
 }
 
 #[test]

@@ -171,9 +171,20 @@ fn targets_and_outputs_are_checked_before_anything_is_written() {
     let dir = folder();
     let (input, output) = (dir.path().join("in"), dir.path().join("out"));
     fs::copy(TINY, &input).expect("copied");
-    for factor in [0.5, f64::NAN, f64::INFINITY] {
+    for factor in [0.5, f64::NAN, f64::NEG_INFINITY] {
         let error = grow(&input, &output, InflateTarget::Factor(factor)).expect_err("refused").to_string();
         assert!(error.contains("a factor is at least 1"), "{error}");
+    }
+    // Symptom: 18446744073709551615 was refused with "a factor is at least 1". The width is 64 and grows by 32.
+    for factor in [67_108_864.0, 18_446_744_073_709_551_615.0, f64::INFINITY] {
+        let error = grow(&input, &output, InflateTarget::Factor(factor)).expect_err("refused").to_string();
+        assert!(error.contains("a factor is at most 67108863 here, since llama.cpp"), "{error}");
+    }
+    // Symptom: more than the disk holds was written until it was full.
+    #[cfg(unix)]
+    for target in [InflateTarget::Bytes(100 << 40), InflateTarget::Factor(67_108_863.0)] {
+        let error = grow(&input, &output, target).expect_err("refused").to_string();
+        assert!(error.contains("are free there; ask for less"), "{error}");
     }
     let huge = grow(&input, &output, InflateTarget::Bytes(u64::MAX)).expect_err("refused").to_string();
     assert!(huge.contains("llama.cpp holds it in 32 bits"), "{huge}");

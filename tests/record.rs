@@ -385,6 +385,16 @@ fn bad_usage_and_prompts_are_refused_before_anything_is_written() {
     to(TINY, &good, &["--temperature=-1"], &["--temperature is -1"]);
     to(TINY, &good, &["--requests", "0"], &["--requests is 0"]);
     assert!(!path.exists());
+    // Symptom: `-o /dev/stdout > t` wrote the trace and the report into one file.
+    for output in ["/dev/stdout", "/proc/self/fd/1", text(&path)] {
+        let file = fs::File::create(&path).expect("made");
+        let mut command = eldr(["-m", TINY, "--prompts", text(&good), "-o", output]);
+        let ran = command.stdout(file).output().expect("the program starts");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.code() == Some(2) && said.contains(&format!("cannot write {output}: it is ")), "{said}");
+        assert_eq!(fs::read(&path).expect("there"), b"");
+        fs::remove_file(&path).expect("removed");
+    }
     for output in [good.as_path(), dir.path()] {
         let args = ["-m", TINY, "--prompts", text(&good), "-o", text(output)];
         refused(&args, &[text(output)]);

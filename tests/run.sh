@@ -52,12 +52,14 @@ all_targets_are_named() {
 }
 
 stage "prerequisites" need_prerequisites
+stage "tools of the tests" need_test_tools
 
 stage "targets" all_targets_are_named
 
 stage "format" cargo fmt --check
 if have shellcheck; then
-    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh examples/demo.sh
+    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh \
+        src/capi/packaging/*.sh examples/demo.sh
 fi
 if have python3; then
     stage "prompts are what their generator writes" python3 examples/data/make_prompts.py --check
@@ -66,12 +68,17 @@ fi
 # The core and the engine over a fake model: no llama.cpp, seconds.
 stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
 stage "tests of the core" cargo test --locked --release --no-default-features
+stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --all-targets -- -D warnings
+stage "tests of the C library" cargo test --locked --release --no-default-features --features capi --lib --test capi
 
 # Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
 stage "lints" cargo clippy --locked --release --all-targets -- -D warnings
 stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
+stage "real clients of the server" tests/server/clients.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
+
+stage "C library from outside" tests/capi/run.sh
 
 stage "cargo-deny" need_cargo_deny
 stage "bans, licences, sources" cargo_deny check --hide-inclusion-graph bans licenses sources

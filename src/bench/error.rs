@@ -3,6 +3,7 @@ use std::{io, path::PathBuf};
 use crate::{
     bench::workload::{ArrivalsError, WorkloadError},
     engine::EngineError,
+    types::shown,
 };
 
 /// Why a bench did not run.
@@ -18,8 +19,8 @@ pub enum BenchError {
     /// The model, the workers or the calibration.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A line of the workload that can not be run.
-    #[error("workload line {0}: {1}")]
+    /// A line of the workload that can not be run: its id, and why.
+    #[error("workload prompt \"{}\": {}", shown(.0), .1)]
     Prompt(String, String),
     /// No line of the workload is short enough.
     #[error("no prompt of the workload has {max_prompt} tokens or fewer: the shortest has {shortest}")]

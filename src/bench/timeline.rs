@@ -99,13 +99,15 @@ impl Timeline {
         self.seen.batches = counted.seen.batches;
     }
 
-    /// The run in numbers, without its warm-up: the first `warmup` share of requests to reach a decode worker, and all
+    /// The run in numbers, without its warm-up: the first `warmup` share of requests to leave their prefill, and all
     /// that happened before the next one did. What happened after the last one did (the batches only shrink then) is
     /// left out too, except that every measured request counts to its end.
     pub fn summarise(self, policy: PolicyKind, n_workers: usize, warmup: f64) -> RunSummary {
         let sha256 = self.tokens_sha256();
+        // A request of one token ends in its prefill and never reaches a decode worker.
+        let left = |request: &RequestLine| request.admitted.or(request.tokens.first().map(|&(at, _)| at));
         let mut order: Vec<(Duration, RequestId)> =
-            self.requests.iter().filter_map(|(&id, request)| Some((request.admitted?, id))).collect();
+            self.requests.iter().filter_map(|(&id, request)| Some((left(request)?, id))).collect();
         order.sort_unstable();
         let n_warmup = ((order.len() as f64 * warmup) as usize).min(order.len().saturating_sub(1));
         let measured = &order[n_warmup.min(order.len())..];
@@ -121,7 +123,7 @@ impl Timeline {
                 metrics.finished(request.arrival, &times);
             }
         }
-        // Requests that end in their prefill never reach a decode worker; those that fail count wherever they are.
+        // Those that fail count wherever they are.
         self.requests.values().filter(|request| request.failed).for_each(|_| metrics.failed());
         let inside = |at: &Duration| (from..=to).contains(at);
         for (_, batch) in self.seen.batches.iter().filter(|(at, _)| inside(at)) {

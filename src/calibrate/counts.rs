@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     calibrate::{CalibrationInput, CountsError, checksum::hex},
     signature::ExpertCounts,
-    types::MoeShape,
+    types::{MoeShape, shown},
 };
 
 /// A file of counts: its tensors and metadata.
@@ -43,7 +43,7 @@ impl CalibrationInput {
     ///
     /// - labels: metadata `labels`, a JSON list of N strings or nulls; or a tensor `labels` of N whole numbers (u8, i32,
     ///   u32, i64 or u64), which become their decimal texts. The metadata count if both are there.
-    /// - names: metadata `ids`, a JSON list of N strings; otherwise the requests are named 0, 1, 2, ..
+    /// - names: metadata `ids`, a JSON list of N different strings; otherwise the requests are named 0, 1, 2, ..
     /// - metadata `model`: any text that tells models apart. The fingerprint is `counts-` and the first 16 digits of the
     ///   SHA-256 of `model`, L, E and k, each followed by a zero byte.
     /// - metadata `n_expert_used`: experts a token picks (k); 1 without it. Tokens are picks of a layer divided by k.
@@ -51,8 +51,8 @@ impl CalibrationInput {
         let Captured { tensors, entries } = Captured::open(bytes)?;
         let entry = |name: &str| entries.get(name).map(String::as_str);
 
-        let prefill = cube(&tensors, "prefill_counts")?;
-        let decode = cube(&tensors, "decode_counts")?;
+        let prefill = cube(&tensors, "prefill_counts", BOTH)?;
+        let decode = cube(&tensors, "decode_counts", BOTH)?;
         if prefill.dim != decode.dim {
             return Err(CountsError::Disagree { prefill: prefill.dim, decode: decode.dim });
         }
@@ -95,7 +95,7 @@ impl PrefillCounts {
     pub fn read(bytes: &[u8]) -> Result<Self, CountsError> {
         let Captured { tensors, entries } = Captured::open(bytes)?;
         let entry = |name: &str| entries.get(name).map(String::as_str);
-        let prefill = cube(&tensors, "prefill_counts")?;
+        let prefill = cube(&tensors, "prefill_counts", "it is")?;
         let [n, l, e] = prefill.dim;
         let shape = shape(l, e, entry("n_expert_used"))?;
         let ids = ids(entry("ids"), n)?;
@@ -110,8 +110,11 @@ impl PrefillCounts {
     }
 }
 
-fn cube(tensors: &SafeTensors<'_>, name: &'static str) -> Result<Cube, CountsError> {
-    let tensor = tensors.tensor(name).map_err(|_| CountsError::NoTensor(name))?;
+/// What a calibration needs.
+const BOTH: &str = "`prefill_counts` and `decode_counts` are";
+
+fn cube(tensors: &SafeTensors<'_>, name: &'static str, needed: &'static str) -> Result<Cube, CountsError> {
+    let tensor = tensors.tensor(name).map_err(|_| CountsError::NoTensor { name, needed })?;
     let wrong = || CountsError::Shape { name, found: format!("{:?} {:?}", tensor.dtype(), tensor.shape()) };
     let dim: [usize; 3] = tensor.shape().try_into().map_err(|_| wrong())?;
     if tensor.dtype() != Dtype::U32 {
@@ -132,7 +135,10 @@ fn shape(l: usize, e: usize, n_expert_used: Option<&str>) -> Result<MoeShape, Co
     let n_expert_used = match n_expert_used {
         Some(text) => text.parse().ok().filter(|k| (1..=n_expert).contains(k)).ok_or_else(|| {
             let want = format!("a whole number from 1 to {n_expert}");
-            CountsError::Entry { name: "n_expert_used", problem: format!("is `{text}`, but it must be {want}") }
+            CountsError::Entry {
+                name: "n_expert_used",
+                problem: format!("is `{}`, but it must be {want}", shown(text)),
+            }
         })?,
         None => 1,
     };
@@ -142,15 +148,27 @@ fn shape(l: usize, e: usize, n_expert_used: Option<&str>) -> Result<MoeShape, Co
 /// The requests' names: as listed, or their numbers.
 fn ids(listed: Option<&str>, n: usize) -> Result<Vec<String>, CountsError> {
     match listed {
-        Some(text) => list("ids", text, n),
+        Some(text) => {
+            let ids: Vec<String> = list("ids", text, n)?;
+            let mut seen = HashMap::with_capacity(n);
+            for (i, id) in ids.iter().enumerate() {
+                if let Some(first) = seen.insert(id, i) {
+                    let problem = format!("has {id:?} for requests {first} and {i}: give each a name of its own");
+                    return Err(CountsError::Entry { name: "ids", problem });
+                }
+            }
+            Ok(ids)
+        }
         None => Ok((0..n).map(|i| i.to_string()).collect()),
     }
 }
 
 /// A JSON list of `n` entries.
 fn list<T: serde::de::DeserializeOwned>(name: &'static str, text: &str, n: usize) -> Result<Vec<T>, CountsError> {
-    let list: Vec<T> = serde_json::from_str(text)
-        .map_err(|error| CountsError::Entry { name, problem: format!("is not a JSON list of strings ({error})") })?;
+    let list: Vec<T> = serde_json::from_str(text).map_err(|error| CountsError::Entry {
+        name,
+        problem: format!("is not a JSON list of strings ({})", shown(&error.to_string())),
+    })?;
     if list.len() != n {
         let problem = format!("has {} entries for {n} requests", list.len());
         return Err(CountsError::Entry { name, problem });
@@ -292,6 +310,14 @@ mod tests {
             refused(&file(&[("prefill_counts", "U32", &DIM, counts())], json!({})))
                 .contains("no tensor `decode_counts`")
         );
+        // Symptom: what routes was told to bring decode counts too, which it does not read.
+        let lacking = file(&[("decode_counts", "U32", &DIM, counts())], json!({}));
+        let error = PrefillCounts::read(&lacking).expect_err("a bad file").to_string();
+        assert!(error.contains("no tensor `prefill_counts`") && !error.contains("decode"), "{error}");
+        assert!(refused(&lacking).contains("`prefill_counts` and `decode_counts` are needed"), "{}", refused(&lacking));
+        let twice = small(json!({ "ids": "[\"a\", \"a\"]" }));
+        let error = PrefillCounts::read(&twice).expect_err("a bad file").to_string();
+        assert!(error.contains("has \"a\" for requests 0 and 1"), "{error}");
         let error = two(good(), ("I32", &DIM, counts()));
         assert!(error.contains("`decode_counts` is I32 [2, 1, 3]") && error.contains("U32 [N, L, E]"), "{error}");
         let error = two(("U32", &[2, 3], counts()), good());
@@ -308,6 +334,8 @@ mod tests {
             ("labels", "code, math", "not a JSON list of strings"),
             ("labels", "[\"a\"]", "1 entries for 2 requests"),
             ("ids", "[\"a\", null]", "not a JSON list of strings"),
+            // Symptom: two requests of one name were taken.
+            ("ids", "[\"a\", \"a\"]", "has \"a\" for requests 0 and 1"),
             ("n_expert_used", "4", "from 1 to 3"),
             ("n_expert_used", "two", "from 1 to 3"),
         ] {

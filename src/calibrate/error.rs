@@ -2,6 +2,8 @@
 //!
 //! Never carries a path: whoever opened the file adds it.
 
+use crate::types::shown;
+
 /// Why recorded requests can not be turned into a calibration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -21,7 +23,7 @@ pub enum CalibrateError {
         n_workers: usize,
     },
     /// A request whose prompt or output was not counted.
-    #[error("calibration request `{id}` has no {phase} tokens: remove it or record it again")]
+    #[error("calibration request `{}` has no {phase} tokens: remove it or record it again", shown(id))]
     NoTokens {
         /// The request.
         id: String,
@@ -105,8 +107,13 @@ pub enum CountsError {
     #[error("the counts are not a whole safetensors file ({0}): write them again")]
     Safetensors(String),
     /// A tensor is missing.
-    #[error("the counts have no tensor `{0}`: `prefill_counts` and `decode_counts`, U32 [N, L, E], are needed")]
-    NoTensor(&'static str),
+    #[error("the counts have no tensor `{name}`: {needed} needed, U32 [N, L, E]")]
+    NoTensor {
+        /// The tensor.
+        name: &'static str,
+        /// Those that are needed, with their verb.
+        needed: &'static str,
+    },
     /// A tensor of another type or number of dimensions.
     #[error("the counts' tensor `{name}` is {found}, but it must be U32 [N, L, E]: requests, layers, experts")]
     Shape {
@@ -135,7 +142,7 @@ pub enum CountsError {
     #[error("the counts have {0} layers or experts, more than a model can have")]
     TooLarge(usize),
     /// All counts of a request are 0.
-    #[error("request `{id}` has no {phase} picks: all its counts are 0; remove it or capture it again")]
+    #[error("request `{}` has no {phase} picks: all its counts are 0; remove it or capture it again", shown(id))]
     NoPicks {
         /// The request.
         id: String,
@@ -173,7 +180,7 @@ pub enum FormatError {
     #[error("the file is safetensors but not a calibration: its metadata has no `{0}`")]
     NoEntry(&'static str),
     /// Another version of the format.
-    #[error("the calibration has format version {found}, but this eldr reads version {known}: make it again")]
+    #[error("the calibration has format version {}, but this eldr reads version {known}: make it again", shown(found))]
     Version {
         /// The file's version.
         found: String,
@@ -184,7 +191,7 @@ pub enum FormatError {
     #[error("the calibration is damaged (its bytes do not match their SHA-256): copy it again, or make it again")]
     Checksum,
     /// A metadata entry that does not parse or lies outside its range.
-    #[error("the calibration's `{name}` is `{value}`, but it must be {want}")]
+    #[error("the calibration's `{name}` is `{}`, but it must be {want}", shown(value))]
     Value {
         /// The metadata entry.
         name: &'static str,
@@ -229,7 +236,11 @@ pub enum MismatchError {
         used_with: String,
     },
     /// The same shape, but other weights.
-    #[error("the calibration was made for model `{made_for}`, but this model is `{used_with}`: calibrate this model")]
+    #[error(
+        "the calibration was made for model `{}`, but this model is `{}`: calibrate this model",
+        shown(made_for),
+        shown(used_with)
+    )]
     Model {
         /// The calibration's fingerprint.
         made_for: String,

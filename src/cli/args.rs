@@ -244,6 +244,31 @@ impl RouteArgs {
         let refits = self.refit.unwrap_or(is_auto && self.calibration.is_some());
         config.refit = refits.then(RefitConfig::default);
     }
+
+    /// What was asked for and changes nothing under the policy that routes, each in a sentence.
+    pub fn unused(&self, policy: &str, refits: bool) -> Vec<String> {
+        let has_band = policy == PolicyKind::LocalityBand.name();
+        let why = match &self.calibration {
+            None if !has_band => format!("without --calibration requests are routed by {policy}"),
+            _ => format!("requests are routed by {policy}"),
+        };
+        let tau = self.tau.and_then(TauChoice::fixed).is_some() && !has_band;
+        let refit = self.refit == Some(true) && !refits;
+        let band = "which has no locality band";
+        [
+            tau.then(|| format!("--tau changes nothing: {why}, {band}")),
+            (self.min_band.is_some() && !has_band).then(|| format!("--min-band changes nothing: {why}, {band}")),
+            refit.then(|| format!("--refit changes nothing: {why}, which moves no centroids")),
+            (policy == PolicyKind::Domain.name()).then(|| {
+                "policy domain goes by the labels of a workload, which requests do not have here: they are routed by \
+                 load"
+                    .to_owned()
+            }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
 }
 
 /// Overwrites a default with what was given.
@@ -346,6 +371,39 @@ mod tests {
         let route = RouteArgs { calibration: Some("c".into()), ..RouteArgs::default() };
         route.configure(&mut named, Some(PolicyKind::LocalityBand));
         assert_eq!((named.policy, named.heed_verdict, named.refit), (PolicyKind::LocalityBand, false, None));
+    }
+
+    // Symptom: `run --tau 0.1` without a calibration, `run --policy domain`, and `run --refit` with a calibration that
+    // does not help were taken without a word, and did nothing.
+    #[test]
+    fn what_changes_nothing_is_told() {
+        let unused = |args: &str, policy, refits| {
+            All::try_parse_from(["eldr"].into_iter().chain(args.split_whitespace()))
+                .expect("valid")
+                .route
+                .unused(policy, refits)
+        };
+        assert_eq!(
+            unused("--tau 0.1 --min-band 2", "least_loaded", false),
+            ["--tau", "--min-band"].map(|flag| format!(
+                "{flag} changes nothing: without --calibration requests are routed by least_loaded, which has no \
+                 locality band"
+            ))
+        );
+        assert_eq!(
+            unused("--calibration c --refit", "least_loaded", false),
+            ["--refit changes nothing: requests are routed by least_loaded, which moves no centroids"]
+        );
+        assert!(unused("", "domain", false)[0].contains("labels"));
+        for (args, policy, refits) in [
+            ("--calibration c --tau 0.1 --min-band 2 --refit", "locality_band", true),
+            ("--calibration c --refit", "marginal_cost", true),
+            ("--tau auto", "least_loaded", false),
+            ("--calibration c --refit=off", "marginal_cost", false),
+            ("--calibration c", "least_loaded", false),
+        ] {
+            assert!(unused(args, policy, refits).is_empty(), "{args}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use eldr::{
     },
     engine::{EngineConfig, PrefixBudget, WorkerList, check_output, replace_file},
     route::{ParsePolicyError, PolicyKind},
+    types::shown,
 };
 
 use super::{
@@ -22,7 +23,7 @@ use super::{
     error::CliError,
     model::shipped_or,
     output::{Output, note},
-    progress,
+    progress, usage,
 };
 
 /// Decode workers without a calibration that says how many.
@@ -108,7 +109,7 @@ fn clock() -> impl TypedValueParser<Value = Clock> {
 }
 
 fn burst(text: &str) -> Result<(f64, f64), String> {
-    let wrong = || format!("'{text}' is not two numbers of seconds, such as 2,3");
+    let wrong = || format!("'{}' is not two numbers of seconds, such as 2,3", shown(text));
     let (on, off) = text.split_once(',').ok_or_else(wrong)?;
     Ok((on.trim().parse().map_err(|_| wrong())?, off.trim().parse().map_err(|_| wrong())?))
 }
@@ -133,18 +134,12 @@ impl BenchArgs {
 
     fn params(&self) -> Result<BenchParams, CliError> {
         let config = self.config()?;
-        if self.max_tokens == 0 || self.output_tokens == Some(0) {
-            return Err(CliError::usage("--max-tokens and --output-tokens must be at least 1"));
-        }
-        if !(0.0..1.0).contains(&self.warmup) {
-            return Err(CliError::usage(format!("--warmup is {}, which must be 0 or more and below 1", self.warmup)));
-        }
-        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return Err(CliError::usage(format!("--temperature is {}, which must be 0 or more", self.temperature)));
-        }
-        if self.requests == Some(0) || self.concurrency == Some(0) {
-            return Err(CliError::usage("--requests and --concurrency must be at least 1"));
-        }
+        usage::at_least_one("--max-tokens", Some(self.max_tokens))?;
+        usage::at_least_one("--output-tokens", self.output_tokens)?;
+        usage::at_least_one("--requests", self.requests)?;
+        usage::at_least_one("--concurrency", self.concurrency)?;
+        usage::must("--warmup", Some(self.warmup), |share| (0.0..1.0).contains(&share), "0 or more and below 1")?;
+        usage::temperature(Some(self.temperature))?;
         Ok(BenchParams {
             policies: self.usable_policies()?,
             model: shipped_or(self.model.model.as_ref())?,
@@ -212,12 +207,15 @@ impl BenchArgs {
     }
 
     fn arrivals(&self) -> Result<Arrivals, CliError> {
-        Ok(match (self.rate, self.burst) {
+        let arrivals = match (self.rate, self.burst) {
             (None, None) => Arrivals::Saturating,
             (Some(rate), None) => Arrivals::Poisson { rate },
             (Some(rate), Some((on, off))) => Arrivals::Bursts { rate, on, off },
             (None, Some(_)) => return Err(CliError::usage("--burst needs --rate, the average of requests a second")),
-        })
+        };
+        let flag = if self.burst.is_some() { "--rate or --burst" } else { "--rate" };
+        arrivals.check().map_err(|error| CliError::usage(format!("{flag}: {error}")))?;
+        Ok(arrivals)
     }
 
     /// The file the report is written to, if it is one.
@@ -333,7 +331,12 @@ mod tests {
             ("--requests 0", "--requests"),
             ("--warmup 1", "--warmup"),
             ("--max-tokens 0", "--max-tokens"),
-            ("--temperature -1", "--temperature"),
+            ("--temperature -1", "--temperature is -1, which must be a finite number, 0 or more"),
+            ("--temperature nan", "--temperature is NaN"),
+            ("--concurrency 0", "--concurrency is 0, which must be at least 1"),
+            ("--output-tokens 0", "--output-tokens is 0"),
+            ("--rate 0", "--rate: the rate is 0 requests a second, which must be a finite number above 0"),
+            ("--rate inf", "--rate: the rate is inf"),
             ("--slots 0", "slots"),
         ] {
             let flags = flags.replacen(" -1", "=-1", 1);

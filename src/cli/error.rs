@@ -1,6 +1,9 @@
 use std::{fmt, io};
 
-use eldr::engine::{CalibrationFileError, EngineError, LlamaError};
+use eldr::{
+    engine::{CalibrationFileError, EngineError, LlamaError},
+    types::visible,
+};
 use serde_json::{Value, json};
 
 /// Whose fault a failure is; it decides the exit code.
@@ -26,21 +29,26 @@ pub struct CliError {
 }
 
 impl CliError {
+    /// Whatever the message quotes, it stays one line and does a terminal no harm.
+    fn new(kind: Kind, message: &impl fmt::Display) -> Self {
+        Self { kind, message: visible(&message.to_string()) }
+    }
+
     pub fn usage(message: impl fmt::Display) -> Self {
-        Self { kind: Kind::Usage, message: message.to_string() }
+        Self::new(Kind::Usage, &message)
     }
 
     pub fn input(message: impl fmt::Display) -> Self {
-        Self { kind: Kind::Input, message: message.to_string() }
+        Self::new(Kind::Input, &message)
     }
 
     pub fn failed(message: impl fmt::Display) -> Self {
-        Self { kind: Kind::Failed, message: message.to_string() }
+        Self::new(Kind::Failed, &message)
     }
 
     /// A failure whose document was printed already.
     pub fn already_told(message: impl fmt::Display) -> Self {
-        Self { kind: Kind::Told, message: message.to_string() }
+        Self::new(Kind::Told, &message)
     }
 
     pub fn exit_code(&self) -> u8 {
@@ -100,6 +108,23 @@ impl From<io::Error> for CliError {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self { kind: Kind::Closed, message: "the output was closed".to_owned() },
             _ => Self::failed(format!("cannot write the output: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: a path or an id with an escape sequence in it coloured the terminal, and one with a newline made two
+    // lines of an error.
+    #[test]
+    fn a_message_is_one_harmless_line_whatever_it_quotes() {
+        let path = "no model file at a\u{1b}[31m\nb";
+        for error in
+            [CliError::usage(path), CliError::input(path), CliError::failed(path), CliError::already_told(path)]
+        {
+            assert_eq!(error.message, "no model file at a\\u{1b}[31m\\nb");
         }
     }
 }

@@ -88,21 +88,34 @@ impl InflateArgs {
         }))
     }
 
-    /// Ctrl-C takes the unfinished file with it.
+    /// Ctrl-C and SIGTERM take the unfinished file with them.
     fn remove_on_interrupt(&self, interrupted: &Arc<AtomicBool>) -> Result<(), CliError> {
         let partial = inflate_partial(&self.output).map_err(to_cli)?;
         let interrupted = Arc::clone(interrupted);
-        let installed = ctrlc::set_handler(move || {
+        let end = move || {
             interrupted.store(true, Ordering::SeqCst);
             // There is none before the first and after the last byte.
             let _ = fs::remove_file(&partial);
             complain("eldr: interrupted: no model was written");
             process::exit(1);
-        });
-        if let Err(error) = installed {
+        };
+        #[cfg(unix)]
+        on_terminate(end.clone());
+        if let Err(error) = ctrlc::set_handler(end) {
             log::warn!("Ctrl-C will leave an unfinished file: {error}");
         }
         Ok(())
+    }
+}
+
+/// ctrlc's own way to hear of SIGTERM would take SIGHUP too, which `nohup` has set to be ignored.
+#[cfg(unix)]
+fn on_terminate(end: impl Fn() + Send + 'static) {
+    match signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM]) {
+        Ok(mut signals) => {
+            thread::spawn(move || signals.forever().for_each(|_| end()));
+        }
+        Err(error) => log::warn!("SIGTERM will leave an unfinished file: {error}"),
     }
 }
 

@@ -42,14 +42,25 @@ pub struct InspectArgs {
 
 impl InspectArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        let calibration = self.calibration.as_deref().map(read_calibration).transpose().map_err(EngineError::from)?;
+        if let Some(calibration) = calibration.as_ref().filter(|_| !self.needs_model()) {
+            return alone(calibration, output);
+        }
         let mut config = EngineConfig { decode: WorkerList::best(1), n_slots: 1, ..EngineConfig::default() };
         self.model.configure(&mut config);
         let (path, loaded) = self.model.load(&config)?;
-        let calibration = self.calibration.as_deref().map(|path| calibration(path, &loaded)).transpose()?;
+        if let (Some(path), Some(calibration)) = (&self.calibration, &calibration) {
+            check_fit(path, calibration, &loaded)?;
+        }
         match &self.prompt {
             Some(prompt) => picks(&loaded, &config, prompt, calibration.as_ref(), output),
             None => self.show(&path, &loaded, calibration.as_ref(), output),
         }
+    }
+
+    /// Whether more is asked for than what is in a calibration, which may be another engine's model's.
+    fn needs_model(&self) -> bool {
+        self.model.model.is_some() || self.prompt.is_some() || self.metadata
     }
 
     fn show(
@@ -63,14 +74,17 @@ impl InspectArgs {
         for line in columns(&model_rows(path, loaded)) {
             output.line(&line)?;
         }
-        for line in calibration.map(|c| columns(&calibration_rows(c))).unwrap_or_default() {
-            output.line(&line)?;
+        if let Some(calibration) = calibration {
+            let fits = row("fits", "the model above");
+            for line in columns(&[calibration_rows(calibration), vec![fits]].concat()) {
+                output.line(&line)?;
+            }
         }
         for (key, value) in &metadata {
             output.line(&format!("{key} = {}", value.escape_debug()))?;
         }
         let mut document = model_json(path, loaded);
-        document.insert("calibration".to_owned(), calibration.map_or(Value::Null, calibration_json));
+        document.insert("calibration".to_owned(), calibration.map_or(Value::Null, |c| calibration_json(c, Some(true))));
         if self.metadata {
             document.insert(
                 "metadata".to_owned(),
@@ -81,16 +95,23 @@ impl InspectArgs {
     }
 }
 
-/// Reads a calibration and refuses one of another model; the number of workers does not matter here.
-fn calibration(path: &Path, loaded: &LoadedModel) -> Result<Calibration, CliError> {
-    let calibration = read_calibration(path).map_err(EngineError::from)?;
+/// Shows a calibration without any model.
+fn alone(calibration: &Calibration, output: &mut Output) -> Result<(), CliError> {
+    let fits = row("fits", "not checked: give the model with -m");
+    for line in columns(&[calibration_rows(calibration), vec![fits]].concat()) {
+        output.line(&line)?;
+    }
+    output.json(&json!({ "model": null, "calibration": calibration_json(calibration, None) }))
+}
+
+/// Refuses a calibration of another model; the number of workers does not matter here.
+fn check_fit(path: &Path, calibration: &Calibration, loaded: &LoadedModel) -> Result<(), CliError> {
     let Some(shape) = loaded.moe_shape() else {
         return Err(CliError::input(format!("{}: the model is dense, so no calibration fits it", path.display())));
     };
     calibration
         .check(shape, &loaded.facts().fingerprint, calibration.n_workers())
-        .map_err(|error| CliError::input(format!("{}: {error}", path.display())))?;
-    Ok(calibration)
+        .map_err(|error| CliError::input(format!("{}: {error}", path.display())))
 }
 
 fn picks(
@@ -245,19 +266,25 @@ fn mask(calibration: &Calibration) -> Vec<u32> {
 fn calibration_rows(calibration: &Calibration) -> Vec<Vec<String>> {
     vec![
         row("calibration", format!("for {} decode workers", calibration.n_workers())),
+        row("MoE layers", ranges(&calibration.shape.layers)),
+        row("experts a layer", format!("{}, {} a token", calibration.shape.n_expert, calibration.shape.n_expert_used)),
+        row("fingerprint", calibration.fingerprint.as_str()),
         row("layers kept", ranges(&mask(calibration))),
         row("rho", format!("{:.4}", calibration.rho)),
         row("tau", format!("{} ({})", calibration.tau, calibration.tau_origin.name())),
         row("cost", format!("{:.4}", calibration.cost)),
         row("made from", format!("{} requests of {} tokens", calibration.n_requests, calibration.n_tokens)),
         row("seed", calibration.seed.to_string()),
-        row("capacity", calibration.capacity.as_ref().map_or("all alike".to_owned(), |c| format!("{c:?}"))),
+        row("capacity", calibration.capacity.as_ref().map_or("all alike".to_owned(), |c| list(c))),
         row("verdict", Verdict::of(calibration).map_or("none".to_owned(), |verdict| verdict.sentence())),
     ]
 }
 
-fn calibration_json(calibration: &Calibration) -> Value {
+/// `fits` is whether it fits the model, if there is one to compare it with.
+fn calibration_json(calibration: &Calibration, fits: Option<bool>) -> Value {
     json!({
+        "fits": fits,
+        "shape": calibration.shape,
         "n_workers": calibration.n_workers(),
         "layers": mask(calibration),
         "rho": calibration.rho,
@@ -272,6 +299,10 @@ fn calibration_json(calibration: &Calibration) -> Value {
         "load_model": calibration.load_model,
         "fingerprint": calibration.fingerprint,
     })
+}
+
+fn list(numbers: &[u32]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn row(name: &str, value: impl Into<String>) -> Vec<String> {

@@ -13,6 +13,7 @@ mod error;
 mod inflate;
 mod inspect;
 mod model;
+mod nearest;
 mod output;
 mod progress;
 mod prompts;
@@ -23,6 +24,7 @@ mod run;
 mod serve;
 mod settings;
 mod size;
+mod usage;
 
 use std::{
     env,
@@ -35,7 +37,7 @@ use std::{
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
-use eldr::engine::check_output;
+use eldr::{engine::check_output, types::visible};
 use log::LevelFilter;
 use serde_json::json;
 
@@ -161,7 +163,8 @@ fn parse(args: &[OsString]) -> Result<Option<Cli>, CliError> {
             let verb = args.get(1).and_then(|arg| arg.to_str()).filter(|arg| !arg.starts_with('-'));
             let known = verb.filter(|verb| command().find_subcommand(verb).is_some());
             let help = known.map_or("eldr --help".to_owned(), |verb| format!("eldr {verb} --help"));
-            Err(CliError::usage(format!("{}; see `{help}`", settings::sentence(&error))))
+            let taken = usage::value_taken_for_option(&error, args);
+            Err(CliError::usage(format!("{}; see `{help}`", taken.unwrap_or_else(|| usage::sentence(error)))))
         }
     }
 }
@@ -183,7 +186,7 @@ fn understand(args: &[OsString], env: impl Fn(&str) -> Option<OsString>) -> Resu
 
 /// The program's options, before any setting.
 fn command() -> clap::Command {
-    Cli::command()
+    usage::allow_negative_numbers(Cli::command())
 }
 
 fn report(error: &CliError, wants_json: bool) {
@@ -216,7 +219,8 @@ fn start_log(verbose: u8) {
         .filter_module("llama.cpp", llama_cpp)
         .format(|buffer, record| {
             let from = if record.target() == "llama.cpp" { "llama.cpp: " } else { "" };
-            writeln!(buffer, "eldr: {}: {from}{}", record.level().as_str().to_lowercase(), record.args())
+            let said = visible(&record.args().to_string());
+            writeln!(buffer, "eldr: {}: {from}{said}", record.level().as_str().to_lowercase())
         })
         .init();
 }

@@ -4,6 +4,7 @@
 
 use std::io::{self, Write};
 
+use eldr::types::visible;
 use serde::Serialize;
 
 use super::error::CliError;
@@ -29,9 +30,9 @@ impl Output {
         Ok(())
     }
 
-    /// Prints a line.
+    /// Prints a line, and makes sure that it is one, whatever names are in it.
     pub fn line(&mut self, line: &str) -> Result<(), CliError> {
-        self.text(&format!("{line}\n"))
+        self.text(&format!("{}\n", visible(line)))
     }
 
     /// Prints the JSON document, if one was asked for.
@@ -52,7 +53,7 @@ pub fn note(sentence: &str) {
 
 /// Writes a line to standard error; nobody is left to tell when that fails.
 pub fn complain(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", visible(line));
 }
 
 /// The table `rows`, columns aligned, two spaces between them.

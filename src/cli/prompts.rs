@@ -11,6 +11,7 @@ use std::{
 use eldr::{
     bench::workload::{self, WorkloadItem},
     engine::{LoadedModel, RecordPrompt},
+    types::shown,
 };
 
 use super::error::CliError;
@@ -51,7 +52,7 @@ pub fn tokenize(
         let wrapped = chat.then(|| loaded.chat(&[("user", &item.prompt)])).transpose()?;
         let tokens = tokenizer
             .tokenize(wrapped.as_ref().unwrap_or(&item.prompt))
-            .map_err(|error| CliError::input(format!("prompt {}: {error}", item.id)))?;
+            .map_err(|error| CliError::input(format!("prompt \"{}\": {error}", shown(&item.id))))?;
         let max_tokens = item.max_tokens.map_or(max_tokens, |n| n.min(max_tokens));
         Ok(RecordPrompt { id: item.id.clone(), domain: item.domain.clone(), tokens, max_tokens })
     };

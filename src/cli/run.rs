@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
     error::CliError,
-    output::Output,
+    output::{Output, note},
+    usage,
 };
 
 #[derive(Debug, Args)]
@@ -60,6 +61,9 @@ pub struct RunArgs {
     model: ModelArgs,
 }
 
+/// Seconds of a deadline at most, thirty years; clocks count on for longer.
+const LONGEST: f64 = 1e9;
+
 /// How tokens are chosen.
 #[derive(Debug, Args)]
 struct SamplingArgs {
@@ -96,6 +100,17 @@ struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// Refuses, by the options' names, what the engine would refuse by its own.
+    fn check(&self) -> Result<(), CliError> {
+        let share = |share: f64| (0.0..=1.0).contains(&share);
+        usage::temperature(self.temperature)?;
+        usage::must("--top-p", self.top_p, share, "between 0 and 1")?;
+        usage::must("--min-p", self.min_p, share, "between 0 and 1")?;
+        usage::must("--repeat-penalty", self.repeat_penalty, |x| x.is_finite() && x > 0.0, "a finite number above 0")?;
+        usage::must("--frequency-penalty", self.frequency_penalty, f64::is_finite, "a finite number")?;
+        usage::must("--presence-penalty", self.presence_penalty, f64::is_finite, "a finite number")
+    }
+
     fn params(&self) -> SamplingParams {
         let default = SamplingParams::default();
         SamplingParams {
@@ -119,21 +134,22 @@ impl RunArgs {
         self.check()?;
         let prompt = self.prompt_text()?;
         let config = self.engine_config()?;
-        let deadline = self.deadline.map(Duration::try_from_secs_f64).transpose();
-        let deadline = deadline.map_err(|_| CliError::usage("--deadline must be a number of seconds, 0 or more"))?;
         let started = Instant::now();
         let (path, loaded) = self.model.load(&config)?;
         let prompt = if self.chat.unwrap_or(false) { self.chat_prompt(&loaded, &prompt)? } else { prompt };
         let interrupt = Interrupt::install();
         let engine = loaded.engine(&config)?;
         interrupt.watch(&engine);
+        for unused in self.route.unused(engine.policy_name(), engine.stats().refit.is_some()) {
+            note(&unused);
+        }
         let loaded_after = started.elapsed();
         let request = Request {
             prompt: engine.tokenize(&prompt)?,
             max_tokens: self.n_predict,
             sampling: self.sampling.params(),
             domain: None,
-            deadline,
+            deadline: self.deadline.map(Duration::from_secs_f64),
         };
         let submitted = Instant::now();
         let stream = engine.submit(request)?;
@@ -150,7 +166,10 @@ impl RunArgs {
         if self.system.is_some() && !self.chat.unwrap_or(false) {
             return Err(CliError::usage("--system needs --chat: a plain prompt has no place for a system message"));
         }
-        Ok(())
+        usage::at_least_one("-n", Some(self.n_predict))?;
+        let bounds = "a finite number of seconds, 0 or more and 1e9 at most";
+        usage::must("--deadline", self.deadline, |seconds| (0.0..=LONGEST).contains(&seconds), bounds)?;
+        self.sampling.check()
     }
 
     fn prompt_text(&self) -> Result<String, CliError> {
@@ -244,7 +263,7 @@ impl Answer {
                 StreamEvent::Routed { decision, .. } => answer.decision = Some(*decision),
                 StreamEvent::End { reason, usage, text } => {
                     answer.text.push_str(&text);
-                    output.line(&text)?;
+                    output.text(&format!("{text}\n"))?;
                     (answer.reason, answer.usage) = (reason, usage);
                 }
                 StreamEvent::Failed(error) => {
@@ -349,6 +368,30 @@ mod tests {
         }
         for flags in [&["--system", "x", "--chat"][..], &["--chat"], &[]] {
             assert_eq!(check(flags), Ok(()));
+        }
+    }
+
+    // Symptom: `--repeat-penalty 0` was refused as "penalty_repeat", `-n 0` as "max_tokens", `--deadline 1e300` as no
+    // "number of seconds, 0 or more", and a deadline just below 2^64 seconds was a panic.
+    #[test]
+    fn a_wrong_number_is_named_by_its_option_and_value() {
+        for (flags, want) in [
+            ("--temperature inf", "--temperature is inf, which must be a finite number, 0 or more"),
+            ("--top-p 7", "--top-p is 7, which must be between 0 and 1"),
+            ("--min-p NaN", "--min-p is NaN, which must be between 0 and 1"),
+            ("--repeat-penalty 0", "--repeat-penalty is 0, which must be a finite number above 0"),
+            ("--frequency-penalty inf", "--frequency-penalty is inf, which must be a finite number"),
+            ("--presence-penalty nan", "--presence-penalty is NaN, which must be a finite number"),
+            ("-n 0", "-n is 0, which must be at least 1"),
+            (
+                "--deadline 1e300",
+                "--deadline is 1e300, which must be a finite number of seconds, 0 or more and 1e9 at most",
+            ),
+            ("--deadline 18446744073709550000", "--deadline is 1.844674407370955e19"),
+        ] {
+            let args = format!("eldr hello {flags}");
+            let error = Alone::try_parse_from(args.split(' ')).expect("numbers").run.check().expect_err(flags);
+            assert!(error.message.starts_with(want) && error.kind == Kind::Usage, "{flags}: {}", error.message);
         }
     }
 

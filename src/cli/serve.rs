@@ -99,6 +99,9 @@ impl ServeArgs {
             note("the model has no chat template: chats are put as ChatML, which it may not know");
         }
         let engine = loaded.engine(&config)?;
+        for unused in self.route.unused(engine.policy_name(), engine.stats().refit.is_some()) {
+            note(&unused);
+        }
         let about = format!(
             "{} by {} on {} prefill and {} decode workers of {} slots, {} tokens each",
             card.id,

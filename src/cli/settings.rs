@@ -5,9 +5,10 @@
 use std::{ffi::OsString, fs, ops::Range, path::PathBuf};
 
 use clap::{Arg, ArgAction, Command, builder::OsStr};
+use eldr::types::shown;
 use toml::de::{DeTable, DeValue};
 
-use super::error::CliError;
+use super::{error::CliError, nearest::close_to, usage::sentence};
 
 /// Options of one call, which no file or environment should carry over to another.
 const NOT_SETTINGS: [&str; 11] =
@@ -99,13 +100,13 @@ struct Found {
 }
 
 fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError> {
-    let shown = path.display();
+    let file = path.display();
     let text = fs::read_to_string(path)
-        .map_err(|error| CliError::usage(format!("cannot read the configuration {shown}: {error}")))?;
+        .map_err(|error| CliError::usage(format!("cannot read the configuration {file}: {error}")))?;
     let place =
-        |span: Range<usize>| format!("{shown}, line {}", 1 + text[..span.start.min(text.len())].matches('\n').count());
+        |span: Range<usize>| format!("{file}, line {}", 1 + text[..span.start.min(text.len())].matches('\n').count());
     let table = DeTable::parse(&text).map_err(|error| {
-        let place = error.span().map_or_else(|| shown.to_string(), place);
+        let place = error.span().map_or_else(|| file.to_string(), place);
         CliError::usage(format!("{place}: {}", error.message()))
     })?;
     let known = names(&command);
@@ -118,8 +119,11 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
         let name = key.get_ref().as_ref();
         if !known.iter().any(|known| known == name) {
             let place = place(key.span());
-            let known = known.join(", ");
-            return Err(CliError::usage(format!("{place}: unknown key '{name}'; the keys are {known}")));
+            let close = close_to(name, known.iter().map(String::as_str));
+            let name = shown(name);
+            return Err(CliError::usage(format!(
+                "{place}: unknown key '{name}'{close}; the keys are the options' names, which `eldr VERB --help` lists"
+            )));
         }
         let place = place(key.span());
         given.push((name, None, Found { values: values_of(value.get_ref(), &place, name)?, place }));
@@ -132,6 +136,7 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
         if !verbs.iter().any(|known| known == name) {
             let place = place(verb.span());
             let verbs = verbs.join(", ");
+            let name = shown(name);
             return Err(CliError::usage(format!("{place}: unknown table '{name}'; the verbs are {verbs}")));
         }
         let known = command.get_subcommands().filter(|sub| sub.get_name() == name);
@@ -140,8 +145,11 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
             let place = place(key.span());
             let key = key.get_ref().as_ref();
             if !known.iter().any(|known| known == key) {
-                let known = known.join(", ");
-                return Err(CliError::usage(format!("{place}: unknown key '{key}' of {name}; its keys are {known}")));
+                let close = close_to(key, known.iter().map(String::as_str));
+                let key = shown(key);
+                return Err(CliError::usage(format!(
+                    "{place}: unknown key '{key}' of {name}{close}; `eldr {name} --help` lists its keys"
+                )));
             }
             given.push((key, Some(name), Found { values: values_of(value.get_ref(), &place, key)?, place }));
         }
@@ -224,19 +232,7 @@ fn check(arg: &Arg, found: &Found) -> Result<(), CliError> {
     let alone = Command::new("eldr").no_binary_name(true).disable_help_flag(true).arg(arg.clone().required(false));
     match alone.try_get_matches_from(flags) {
         Ok(_) => Ok(()),
-        Err(error) => Err(CliError::usage(format!("{}: {}", found.place, sentence(&error)))),
-    }
-}
-
-/// clap's message without its decoration, on one line.
-pub fn sentence(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let mut paragraphs = text.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
-    let first = paragraphs.next().unwrap_or_default();
-    let first = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
-    match paragraphs.find(|p| p.starts_with("tip: ")) {
-        Some(tip) => format!("{first} ({})", &tip["tip: ".len()..]),
-        None => first,
+        Err(error) => Err(CliError::usage(format!("{}: {}", found.place, sentence(error)))),
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Never rounds what is read.
 
+use eldr::types::shown;
+
 const UNITS: [(&str, u64); 8] = [
     ("kib", 1 << 10),
     ("mib", 1 << 20),
@@ -15,7 +17,7 @@ const UNITS: [(&str, u64); 8] = [
 
 /// Bytes of a size such as `1.5GiB`, `800MB`, `1G` (which is 1GiB) or `4096`.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is not a size; write 1GiB, 800MB or a number of bytes");
+    let wrong = || format!("'{}' is not a size; write 1GiB, 800MB or a number of bytes", shown(text));
     let text = text.trim();
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

@@ -7,6 +7,7 @@ use crate::{
     refit::RefitConfig,
     route::PolicyKind,
     schedule::DispatchLimits,
+    types::shown,
 };
 
 /// Some workers on one device: `2@cuda:0`, `8@cpu`, or `8` for the best device there is.
@@ -56,6 +57,7 @@ impl FromStr for WorkerList {
         let specs = list.split(',').map(|spec| {
             let (count, device) = spec.trim().split_once('@').map_or((spec.trim(), None), |(n, d)| (n, Some(d)));
             let wrong = |why: &str| {
+                let (spec, list) = (shown(spec), shown(list));
                 EngineError::Config(format!(
                     "'{spec}' in the workers '{list}' {why}; write 8, 8@cpu or 2@cuda:0,2@cuda:1"
                 ))

@@ -55,6 +55,16 @@ pub enum InflateError {
     /// The output exists.
     #[error("{} exists; choose another output or use --force to replace it", .0.display())]
     Exists(PathBuf),
+    /// More bytes than are free.
+    #[error("cannot write {}: it would have {need} bytes and {free} are free there; ask for less or choose another disk", path.display())]
+    NoRoom {
+        /// The output.
+        path: PathBuf,
+        /// Bytes it would have.
+        need: u64,
+        /// Bytes free in its folder.
+        free: u64,
+    },
     /// An architecture whose use of the expert width was not checked.
     #[error("inflating the architecture {0} is not supported; these are: {list}", list = names())]
     Architecture(String),
@@ -125,7 +135,8 @@ fn names() -> String {
 ///
 /// A zero row of the gate and up projections and a zero column of the down projection add zero to every output, so
 /// outputs and picks stay what they were, to the bit on CPU (shared experts grow too where llama.cpp ties their width
-/// to the experts'). `progress` is told bytes written and bytes to write. An existing `output` is replaced with `force`.
+/// to the experts'). `progress` is told bytes written and bytes to write. An existing `output` is replaced with `force`;
+/// without it, one that comes to be in the meantime is not either. What killed writers of `output` left is removed.
 pub fn inflate(
     input: &Path,
     output: &Path,
@@ -139,20 +150,43 @@ pub fn inflate(
     if target_file.exists() && !force {
         return Err(InflateError::Exists(output.to_owned()));
     }
+    GgufWriter::sweep(&target_file);
     let file = GgufFile::open(input)?;
     let experts = Experts::find(&file)?;
     let n_ff = experts.choose_width(&file, target)?;
     let writer = experts.plan(&file, n_ff)?;
     let total = writer.n_bytes();
+    check_room(output, &target_file, total)?;
     let mut done = 0;
-    let n_bytes = writer.write(&target_file, |name, sink| {
+    let mut put = |name: &str, sink: &mut Sink<'_>| -> Result<(), GgufError> {
         let tensor = file.tensor(name).expect("added from this file");
         experts.put(&file, tensor, n_ff, sink)?;
         done += experts.grown_bytes(tensor, n_ff);
         progress(done, total);
         Ok(())
+    };
+    let written = if force { writer.write(&target_file, &mut put) } else { writer.write_new(&target_file, &mut put) };
+    let n_bytes = written.map_err(|error| match error {
+        GgufError::Exists(_) => InflateError::Exists(output.to_owned()),
+        error => error.into(),
     })?;
     Ok(InflateReport { n_ff: (experts.n_ff, n_ff), n_bytes: (file.n_bytes(), n_bytes), n_grown: experts.grown.len() })
+}
+
+/// Refuses what the disk has no room for, as far as that can be told. A file that will be replaced is there until then.
+fn check_room(output: &Path, target: &Path, need: u64) -> Result<(), InflateError> {
+    #[cfg(unix)]
+    {
+        let Some(found) = target.parent().and_then(|folder| rustix::fs::statvfs(folder).ok()) else { return Ok(()) };
+        let free = found.f_bavail.saturating_mul(found.f_frsize);
+        // A file system that does not count its blocks says that there are none.
+        if found.f_blocks > 0 && need > free {
+            return Err(InflateError::NoRoom { path: output.to_owned(), need, free });
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = (output, target, need);
+    Ok(())
 }
 
 /// The file that [`inflate`] writes before it becomes `output`; a program that ends in between has to remove it.
@@ -243,11 +277,16 @@ impl Experts {
     fn choose_width(&self, file: &GgufFile, target: InflateTarget) -> Result<u64, InflateError> {
         let steps_up = |n_ff: u64| if n_ff <= self.n_ff { self.n_ff } else { n_ff.next_multiple_of(self.step) };
         match target {
-            InflateTarget::Factor(factor) if (1.0..=f64::from(u32::MAX)).contains(&factor) => {
-                Ok(steps_up((self.n_ff as f64 * factor).ceil() as u64))
-            }
             InflateTarget::Factor(factor) => {
-                Err(InflateError::Target(format!("{factor} times the width; a factor is at least 1")))
+                let most = u64::from(u32::MAX) / self.step * self.step / self.n_ff;
+                let bound = match factor {
+                    factor if factor > most as f64 => {
+                        format!("at most {most} here, since llama.cpp holds the width in 32 bits")
+                    }
+                    factor if factor >= 1.0 => return Ok(steps_up((self.n_ff as f64 * factor).ceil() as u64)),
+                    _ => "at least 1".to_owned(),
+                };
+                Err(InflateError::Target(format!("{factor} times the width; a factor is {bound}")))
             }
             InflateTarget::Bytes(bytes) if bytes < file.n_bytes() => Err(InflateError::Target(format!(
                 "{bytes} bytes: the model has {} already; ask for more",

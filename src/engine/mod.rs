@@ -51,7 +51,7 @@ pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
-pub use replace::{OutputError, check_output, replace_file};
+pub use replace::{OutputError, check_output, replace_file, replace_files};
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};

@@ -61,6 +61,13 @@ impl LoadedModel {
         };
         let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
         let threads = ThreadPlan::new(config.n_threads, n_cpu)?;
+        if config.exact && config.flash_attention == FlashAttention::On && n_cpu > 0 && threads.n_threads > 1 {
+            log::warn!(
+                "flash attention on {} threads a worker is not exact: a text may depend on its company; give each worker \
+                 one thread, or switch flash attention off",
+                threads.n_threads
+            );
+        }
         for copy in &mut copies {
             copy.turns = match copy.device.kind() {
                 DeviceKind::Cpu => Some(Arc::clone(&threads.permits)),
@@ -198,7 +205,11 @@ impl LoadedModel {
                 facts.n_swa
             );
         }
-        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, ..PrefixConfig::default() }
+        let (block, chunk) = (PrefixConfig::default().block, self.chunk(config));
+        let common =
+            (1..=block).map(|n| n * chunk).find(|n| n.is_multiple_of(block)).expect("at last block times chunk");
+        let align = if config.exact { common } else { 1 };
+        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, align, ..PrefixConfig::default() }
     }
 
     /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must

@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineError;
+use crate::{engine::EngineError, types::shown};
 
 /// How much of what finished prompts leave behind a prefill worker keeps: `on`, `off`, a number of tokens, or a size such
 /// as `512MiB` or `2GiB`.
@@ -40,7 +40,8 @@ impl FromStr for PrefixBudget {
     fn from_str(text: &str) -> Result<Self, EngineError> {
         let wrong = || {
             EngineError::Config(format!(
-                "'{text}' is no size of a prefix cache; write on, off, a number of tokens, or a size such as 512MiB"
+                "'{}' is no size of a prefix cache; write on, off, a number of tokens, or a size such as 512MiB",
+                shown(text)
             ))
         };
         let number = |digits: &str| digits.trim().parse::<u64>().map_err(|_| wrong());

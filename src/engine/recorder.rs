@@ -15,7 +15,7 @@ use super::{EngineError, TraceWriter};
 use crate::{
     schedule::{DecodeWorker, Handoff, Job, ModelRunner, RunError, WorkerEvent},
     trace::{GateSums, PromptKey, PromptPicks, RecordSettings, TraceHeader, TraceRequest},
-    types::{Request, RequestId, SamplingParams, Slot, Token},
+    types::{Request, RequestId, SamplingParams, Slot, Token, shown},
 };
 
 /// A prompt to record.
@@ -110,9 +110,9 @@ impl Recorder {
         let (n, n_ctx_slot) = (prompt.tokens.len(), self.prefill.info().n_ctx_slot);
         if n == 0 || n >= n_ctx_slot as usize {
             return Err(EngineError::Request(format!(
-                "prompt {}: {n} tokens do not fit a slot of {n_ctx_slot} with room for an answer; shorten it or give \
+                "prompt \"{}\": {n} tokens do not fit a slot of {n_ctx_slot} with room for an answer; shorten it or give \
                  each slot more context (--ctx)",
-                prompt.id
+                shown(&prompt.id)
             )));
         }
         let max_tokens = prompt.max_tokens.clamp(2, n_ctx_slot - n as u32 + 1);
@@ -140,9 +140,9 @@ impl Recorder {
                 Some(known) if known == key => {}
                 Some(_) => {
                     return Err(EngineError::Request(format!(
-                        "prompt {} is in the trace `{}` already, with another text, domain or length; give it another \
+                        "prompt \"{}\" is in the trace `{}` already, with another text, domain or length; give it another \
                          id or choose another output",
-                        prompt.id,
+                        shown(&prompt.id),
                         path.display()
                     )));
                 }
@@ -182,8 +182,8 @@ fn check_ids(prompts: &[RecordPrompt]) -> Result<(), EngineError> {
     let mut ids = BTreeSet::new();
     match prompts.iter().find(|prompt| !ids.insert(&prompt.id)) {
         Some(prompt) => {
-            let id = &prompt.id;
-            Err(EngineError::Request(format!("two prompts have the id {id}; give each request its own")))
+            let id = shown(&prompt.id);
+            Err(EngineError::Request(format!("two prompts have the id \"{id}\"; give each request its own")))
         }
         None => Ok(()),
     }
@@ -329,5 +329,5 @@ fn job(place: usize, prompt: &RecordPrompt, settings: &RecordSettings) -> Job {
 }
 
 fn lost(id: &str, error: &str) -> EngineError {
-    EngineError::Run(format!("prompt {id} could not be recorded: {error}"))
+    EngineError::Run(format!("prompt \"{}\" could not be recorded: {error}", shown(id)))
 }

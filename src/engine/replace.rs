@@ -21,7 +21,7 @@ pub enum OutputError {
     /// No name, or the name of a folder.
     #[error("cannot write `{}`: it is not the name of a file; give one", .0.display())]
     NoName(PathBuf),
-    /// A device, a pipe, a socket or a folder.
+    /// A device, a pipe, a socket, a folder, or a file that is open already.
     #[error("cannot write {}: it is {what}; choose a regular file or a new name", path.display())]
     NotAFile {
         /// The output.
@@ -50,12 +50,17 @@ pub enum OutputError {
 /// Checks that [`replace_file`] can write `path` without the loss of anything but the regular file there, by making
 /// and removing a file beside it.
 ///
-/// Returns the file that will be written: links are followed. Errors: `-`, anything that is no regular file, one of
-/// `inputs` (by whatever name), a folder that is missing or may not be written.
+/// Returns the file that will be written: links are followed. Errors: `-`, anything that is no regular file, a process's
+/// open file such as `/dev/stdout`, the file that standard input, output or error is, one of `inputs` (by whatever name),
+/// a folder that is missing or may not be written.
 pub fn check_output(path: &Path, inputs: &[&Path]) -> Result<PathBuf, OutputError> {
     let target = find_target(path)?;
     if let Some(input) = inputs.iter().find(|input| is_same(&target, input)) {
         return Err(OutputError::IsInput { path: path.into(), input: input.to_path_buf() });
+    }
+    #[cfg(unix)]
+    if let Some(what) = stream_of(&target) {
+        return Err(OutputError::NotAFile { path: path.into(), what });
     }
     let part = part_of(&target);
     File::create(&part)
@@ -67,17 +72,47 @@ pub fn check_output(path: &Path, inputs: &[&Path]) -> Result<PathBuf, OutputErro
 /// Writes `bytes` to `path`, or to the file it links to. What was there is replaced in one step, once the new file is
 /// whole and on disk, and keeps its permissions; after an error it is as it was.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let target = find_target(path).map_err(|error| match error {
-        OutputError::Unwritable { source, .. } => source,
-        error => io::Error::new(io::ErrorKind::InvalidInput, error),
-    })?;
-    let part = part_of(&target);
-    let written = write_through(&part, &target, bytes).and_then(|()| fs::rename(&part, &target));
-    if written.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&part);
+    replace_files(&[(path, bytes)]).map_err(|(_, error)| error)
+}
+
+/// Writes several files as [`replace_file`] does, each with its bytes, or none of them: all are whole and on disk before
+/// the first takes its name. An error comes with the file it is about.
+///
+/// Only if a later one then can not take its name, which leaves nothing to go back to, are the new ones before it removed.
+pub fn replace_files(files: &[(&Path, &[u8])]) -> Result<(), (PathBuf, io::Error)> {
+    let mut parts = Parts(Vec::with_capacity(files.len()));
+    for &(path, bytes) in files {
+        let of_path = |error| (path.to_owned(), error);
+        let target = find_target(path).map_err(|error| match error {
+            OutputError::Unwritable { source, .. } => of_path(source),
+            error => of_path(io::Error::new(io::ErrorKind::InvalidInput, error)),
+        })?;
+        let part = part_of(&target);
+        parts.0.push((part.clone(), target.clone()));
+        write_through(&part, &target, bytes).map_err(of_path)?;
     }
-    written
+    for (n_renamed, (part, target)) in parts.0.iter().enumerate() {
+        if let Err(error) = fs::rename(part, target) {
+            // The first error is the one to report.
+            for (_, renamed) in &parts.0[..n_renamed] {
+                let _ = fs::remove_file(renamed);
+            }
+            return Err((files[n_renamed].0.to_owned(), error));
+        }
+    }
+    Ok(())
+}
+
+/// Unfinished files and what they are to become; dropped, they are gone.
+struct Parts(Vec<(PathBuf, PathBuf)>);
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for (part, _) in &self.0 {
+            // After a rename there is nothing left under this name.
+            let _ = fs::remove_file(part);
+        }
+    }
 }
 
 fn write_through(part: &Path, target: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -118,6 +153,9 @@ fn find_target(path: &Path) -> Result<PathBuf, OutputError> {
                 {
                     return Err(OutputError::NotAFile { path: path.into(), what: kind(found.file_type()) });
                 }
+                if is_descriptor(&target) {
+                    return Err(OutputError::NotAFile { path: path.into(), what: "a process's open file" });
+                }
                 target = folder_of(&target).join(to);
             }
             Ok(found) if found.is_file() => break,
@@ -148,6 +186,29 @@ fn kind(found: FileType) -> &'static str {
 #[cfg(not(unix))]
 fn kind(found: FileType) -> &'static str {
     if found.is_dir() { "a folder" } else { "no regular file" }
+}
+
+/// Whether a link is one of those by which Linux names the open files of a process, as `/dev/stdout` does.
+fn is_descriptor(link: &Path) -> bool {
+    fs::canonicalize(folder_of(link)).is_ok_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd"))
+}
+
+/// Which of this program's streams a file is, if one: what is written to it would come between.
+#[cfg(unix)]
+fn stream_of(target: &Path) -> Option<&'static str> {
+    use std::os::{fd::AsFd as _, unix::fs::MetadataExt as _};
+    let found = fs::metadata(target).ok()?;
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let streams = [
+        (stdin.as_fd(), "this program's standard input"),
+        (stdout.as_fd(), "this program's standard output"),
+        (stderr.as_fd(), "this program's standard error"),
+    ];
+    let is_it = |stream: std::os::fd::BorrowedFd<'_>| {
+        let stream = File::from(stream.try_clone_to_owned().ok()?).metadata().ok()?;
+        Some((stream.dev(), stream.ino()) == (found.dev(), found.ino()))
+    };
+    streams.into_iter().find(|&(stream, _)| is_it(stream) == Some(true)).map(|(_, what)| what)
 }
 
 /// Whether both exist and are one file, by links of either kind.
@@ -191,6 +252,47 @@ mod tests {
         assert_eq!(fs::metadata(&real).expect("there").permissions().mode() & 0o777, 0o640);
         assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
         assert_eq!(names(dir.path()), ["chain", "link", "real"]);
+    }
+
+    #[test]
+    fn of_several_files_all_are_written_or_none() {
+        // Symptom: on a full disk a report's numbers were there and its page was not.
+        let dir = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("old"), "old").expect("written");
+        fs::create_dir(at("folder")).expect("made");
+        let (error_at, _) = replace_files(&[(&at("new"), b"1"), (&at("old"), b"2"), (&at("folder"), b"3")])
+            .expect_err("a folder is in the way");
+        assert_eq!(error_at, at("folder"));
+        assert_eq!(
+            (fs::read(at("old")).expect("there"), names(dir.path())),
+            (b"old".to_vec(), vec!["folder".into(), "old".into()])
+        );
+        replace_files(&[(&at("new"), b"1"), (&at("old"), b"2")]).expect("written");
+        assert_eq!(
+            (fs::read(at("new")).expect("there"), fs::read(at("old")).expect("there")),
+            (b"1".to_vec(), b"2".to_vec())
+        );
+        assert_eq!(names(dir.path()), ["folder", "new", "old"]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_open_file_of_a_process_is_refused() {
+        // Symptom: `record -o /dev/stdout > t` wrote the trace and the report into one file.
+        use std::os::fd::AsRawFd as _;
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = File::create(dir.path().join("t")).expect("made");
+        let link = dir.path().join("link");
+        let number = file.as_raw_fd();
+        symlink(format!("/proc/self/fd/{number}"), &link).expect("linked");
+        let names =
+            [format!("/dev/fd/{number}"), format!("/proc/self/fd/{number}"), format!("/proc/thread-self/fd/{number}")];
+        for path in names.iter().map(Path::new).chain([link.as_path()]) {
+            let error = check_output(path, &[]).expect_err("refused").to_string();
+            assert!(error.contains("it is a process's open file; choose"), "{}: {error}", path.display());
+        }
+        assert!(check_output(&dir.path().join("t"), &[]).is_ok());
     }
 
     #[test]

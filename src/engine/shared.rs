@@ -5,7 +5,7 @@ use std::{
 };
 
 use crossbeam::channel::Sender;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     calibrate::Calibration,
@@ -225,23 +225,26 @@ impl Shared {
 
     /// Gives a decode worker that is about to start its number. It gets requests once it is resumed.
     pub(super) fn add_decode(&self, n_slots: u32, inbox: Sender<ToWorker>) -> Result<WorkerId, EngineError> {
-        let mut state = self.state.lock();
-        if state.stopped {
-            return Err(EngineError::Draining);
-        }
+        let mut state = self.running()?;
         state.decode.push(inbox);
         Ok(state.dispatcher.add_decode(n_slots))
     }
 
+    /// The state, unless the engine has stopped.
+    fn running(&self) -> Result<MutexGuard<'_, State>, EngineError> {
+        let state = self.state.lock();
+        if state.stopped { Err(EngineError::Draining) } else { Ok(state) }
+    }
+
     pub(super) fn drain_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
-        let mut state = self.state.lock();
+        let mut state = self.running()?;
         state.dispatcher.drain_decode(worker)?;
         self.carry_out(&mut state);
         Ok(())
     }
 
     pub(super) fn resume_decode(&self, worker: WorkerId) -> Result<(), EngineError> {
-        let mut state = self.state.lock();
+        let mut state = self.running()?;
         let State { dispatcher, commands, .. } = &mut *state;
         dispatcher.resume_decode(worker, commands)?;
         self.carry_out(&mut state);
@@ -255,11 +258,16 @@ impl Shared {
 
     /// Waits until every request has ended, at most `limit`; whether they have.
     pub(super) fn wait_idle(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
+        // No time is that far away: then for ever.
+        let until = Instant::now().checked_add(limit);
         let mut state = self.state.lock();
         while state.dispatcher.n_active() > 0 {
-            if self.changed.wait_until(&mut state, until).timed_out() {
-                return state.dispatcher.n_active() == 0;
+            match until {
+                Some(until) if self.changed.wait_until(&mut state, until).timed_out() => {
+                    return state.dispatcher.n_active() == 0;
+                }
+                Some(_) => {}
+                None => self.changed.wait(&mut state),
             }
         }
         true
@@ -343,6 +351,7 @@ impl Shared {
         self.state.lock().policy_note.clone()
     }
 
+    #[cfg(feature = "llama")]
     pub(super) fn set_policy_note(&self, note: Option<String>) {
         self.state.lock().policy_note = note;
     }

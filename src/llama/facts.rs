@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 use crate::types::MoeShape;
 
-use super::gguf::{Header, Tensor, Value};
+use super::{
+    gguf::{Header, Tensor, Value},
+    plausible::implausible,
+};
 
 /// A model's size and shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,10 +62,15 @@ pub struct ExpertBytes {
 const MAX_LAYERS: u64 = 512;
 const MAX_EXPERTS: u64 = 1024;
 
-/// The first thing in the metadata that fails an assert of llama.cpp's loader, which ends the process
-/// (llama-model.cpp, `load_hparams`).
+/// The first thing in the metadata that fails an assert of llama.cpp's or ggml's, which ends the process, or that can
+/// not be computed with.
 pub(super) fn contradiction(values: &BTreeMap<String, Value>) -> Option<String> {
     let Some(Value::Text(arch)) = values.get("general.architecture") else { return None };
+    miscounted(arch, values).or_else(|| implausible(arch, values))
+}
+
+/// Layers and experts that fail an assert of the loader's (llama-model.cpp, `load_hparams`).
+fn miscounted(arch: &str, values: &BTreeMap<String, Value>) -> Option<String> {
     let key = |name: &str| format!("{arch}.{name}");
     let number = |name: &str| values.get(&key(name)).and_then(Value::number);
     let wrong = |name: &str, want: String| Some(format!("{} is {}, but it must be {want}", key(name), number(name)?));
@@ -76,7 +84,7 @@ pub(super) fn contradiction(values: &BTreeMap<String, Value>) -> Option<String> 
         return wrong("nextn_predict_layers", format!("at most the {n_layer} of {}", key("block_count")));
     }
     let n_expert = number("expert_count").unwrap_or(0);
-    if n_expert <= 1 && matches!(arch.as_str(), "hunyuan_vl" | "hunyuan-dense") {
+    if n_expert <= 1 && matches!(arch, "hunyuan_vl" | "hunyuan-dense") {
         return None;
     }
     if n_expert > MAX_EXPERTS {

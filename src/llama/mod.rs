@@ -26,6 +26,7 @@ mod logging;
 mod logprobs;
 mod model;
 mod params;
+mod plausible;
 mod sampler;
 mod sequence;
 mod tap;

@@ -32,7 +32,7 @@ pub enum CpuMoe {
     None,
     /// All layers (`--cpu-moe`).
     All,
-    /// The first so many layers (`--n-cpu-moe`).
+    /// The first so many layers (`--n-cpu-moe`); as many as there are or more are all.
     First(u32),
 }
 
@@ -98,7 +98,9 @@ impl Model {
         let path = path.as_ref();
         let header = Header::read(path)?;
         let device = params.device.clone().unwrap_or_else(|| backend.best_device());
-        let overrides = Overrides::new(params.cpu_moe);
+        // Where it is missing, llama.cpp says so itself.
+        let n_layer = header.number(&format!("{}.block_count", header.text("general.architecture"))).unwrap_or(0);
+        let overrides = Overrides::new(params.cpu_moe, u32::try_from(n_layer).unwrap_or(u32::MAX));
         let raw = load(path, params, &device, &overrides)?;
         // SAFETY: the model is loaded.
         let vocab = unsafe { sys::llama_model_get_vocab(raw.as_ptr()) };
@@ -198,11 +200,12 @@ struct Overrides {
 const EXPERTS: &str = r"ffn_(up|down|gate|gate_up)_(ch|)exps";
 
 impl Overrides {
-    fn new(cpu_moe: CpuMoe) -> Self {
+    /// For a model of `n_layer` layers, all kinds together.
+    fn new(cpu_moe: CpuMoe, n_layer: u32) -> Self {
         let patterns: Vec<String> = match cpu_moe {
             CpuMoe::None => Vec::new(),
             CpuMoe::All => vec![format!(r"\.{EXPERTS}")],
-            CpuMoe::First(n) => (0..n).map(|layer| format!(r"blk\.{layer}\.{EXPERTS}")).collect(),
+            CpuMoe::First(n) => (0..n.min(n_layer)).map(|layer| format!(r"blk\.{layer}\.{EXPERTS}")).collect(),
         };
         let patterns: Vec<CString> =
             patterns.into_iter().map(|p| CString::new(p).expect("a pattern without NUL")).collect();
@@ -403,6 +406,22 @@ mod tests {
         let text = error(&path).to_string();
         assert!(text.contains("expert_used_count is 65, but it must be 1 to 64"), "{text}");
 
+        // Symptom: the first three aborted in ggml, the others ended in a sentence without the file's name.
+        for (key, value, want) in [
+            ("rope.dimension_count", 63u32.to_le_bytes(), "rope.dimension_count is 63, but it must be 64"),
+            ("attention.layer_norm_rms_epsilon", f32::NAN.to_le_bytes(), "epsilon is NaN, but it must be 0 or more"),
+            ("attention.layer_norm_rms_epsilon", (-1f32).to_le_bytes(), "epsilon is -1, but it must be 0 or more"),
+            ("rope.freq_base", f32::NAN.to_le_bytes(), "rope.freq_base is NaN, but it must be more than 0"),
+            ("context_length", 0u32.to_le_bytes(), "context_length is 0, but it must be at least 1"),
+        ] {
+            let mut bytes = whole.clone();
+            let at = find(&bytes, format!("qwen3moe.{key}").as_bytes()) + 4;
+            bytes[at..at + 4].copy_from_slice(&value);
+            fs::write(&path, bytes).expect("written");
+            let text = error(&path).to_string();
+            assert!(text.contains(want) && text.contains("damaged.gguf"), "{text}");
+        }
+
         let mut bytes = whole;
         // Types of list and item and the length come first; then each token has a length of 8 bytes before it.
         let mut at = find(&bytes, b"tokenizer.ggml.tokens") + 4 + 4 + 8;
@@ -420,9 +439,10 @@ mod tests {
         assert!(matches!(&error, LlamaError::Inconsistent { reason, .. } if reason.contains("are both")), "{error}");
     }
 
+    // Symptom: 4294967295 layers ended the process, short of 100 GB for a pattern each.
     #[test]
     fn experts_on_the_cpu_change_nothing_there() {
-        for cpu_moe in [CpuMoe::All, CpuMoe::First(3)] {
+        for cpu_moe in [CpuMoe::All, CpuMoe::First(3), CpuMoe::First(u32::MAX)] {
             let device = Some(model().device().clone());
             let params = ModelParams { device, cpu_moe, ..ModelParams::default() };
             Model::load(&Backend::init(), testing::path(), &params).expect("loads");

@@ -12,7 +12,7 @@ use crate::{
         Domain, LeastLoaded, LocalityBand, LocalityBandParams, MarginalCost, MarginalCostParams, PowerOfTwo, Random,
         RoundRobin, RouteBuildError, RoutePolicy,
     },
-    types::MoeShape,
+    types::{MoeShape, shown},
 };
 
 /// A routing policy, by its name in the command line, configuration and JSON.
@@ -195,7 +195,7 @@ impl FromStr for PolicyKind {
 #[non_exhaustive]
 pub enum ParsePolicyError {
     /// No policy has this name.
-    #[error("unknown policy '{0}'; the policies are {known}", known = known_names())]
+    #[error("unknown policy '{}'; the policies are {known}", shown(.0), known = known_names())]
     Unknown(String),
     /// A list is for comparing policies.
     #[error("auto is a choice among the policies; name those to compare: {known}", known = known_names())]

@@ -26,11 +26,14 @@ pub struct PrefixConfig {
     pub block: u32,
     /// Bytes of host memory for prefixes that had to make room in the slots; 0 is none.
     pub ram_bytes: u64,
+    /// What is used again of a prompt is a multiple of so many tokens. A multiple of blocks and of chunks makes the rest
+    /// run in the very chunks of a cold prefill, to the same bits; 1 saves the most.
+    pub align: u32,
 }
 
 impl Default for PrefixConfig {
     fn default() -> Self {
-        Self { max_tokens: 0, block: BLOCK, ram_bytes: 0 }
+        Self { max_tokens: 0, block: BLOCK, ram_bytes: 0, align: 1 }
     }
 }
 
@@ -138,7 +141,11 @@ impl PrefixCache {
         if let Some(restored) = self.restore(tokens, found.n_tokens, runner)? {
             found = restored;
         }
-        let n_used = found.n_tokens.min(most);
+        let mut n_used = found.n_tokens.min(most);
+        if !n_used.is_multiple_of(self.config.align) {
+            n_used -= n_used % self.config.align;
+            found = self.ledger.match_prefix(&tokens[..n_used as usize]);
+        }
         let place = match self.way(&found, n_used) {
             Some(Way::Stay(slot)) => self.stay(slot, &found, n_used, runner)?,
             Some(Way::Copy(from, to)) => self.copy(from, to, &found, n_used, runner)?,

@@ -64,19 +64,12 @@ impl Specials {
         let mut at = 0;
         while at < text.len() {
             let rest = &text[at..];
-            let n = match self.at(rest.as_bytes()) {
-                Some(n) => {
-                    marked.push(mark);
-                    marked.push_str(&rest[..n]);
-                    marked.push(mark);
-                    n
-                }
-                None => {
-                    let c = rest.chars().next().map_or(1, char::len_utf8);
-                    marked.push_str(&rest[..c]);
-                    c
-                }
-            };
+            let special = self.at(rest.as_bytes());
+            let n = special.unwrap_or_else(|| rest.chars().next().map_or(1, char::len_utf8));
+            let around = if special.is_some() { Some(mark) } else { None };
+            marked.extend(around);
+            marked.push_str(&rest[..n]);
+            marked.extend(around);
             at += n;
         }
         marked
@@ -86,7 +79,7 @@ impl Specials {
     pub fn parts(&self, prompt: &str, mark: Option<char>) -> Result<Vec<Part>, ApiError> {
         let texts: Vec<&str> = mark.map_or_else(|| vec![prompt], |mark| prompt.split(mark).collect());
         let is_whole = |(at, text): (usize, &&str)| at % 2 == 0 || self.texts.contains(text.as_bytes());
-        if texts.len() % 2 == 0 || !texts.iter().enumerate().all(is_whole) {
+        if texts.len().is_multiple_of(2) || !texts.iter().enumerate().all(is_whole) {
             let why = "messages write out a special token where the model's chat template cuts texts; leave it out";
             return Err(ApiError::invalid("messages", why));
         }
@@ -134,15 +127,12 @@ mod tests {
             let mut rest = text.as_bytes();
             while let Some(&byte) = rest.first() {
                 let known = [1, 0, 2].into_iter().filter(|&word| parse_special || word == 2);
-                match known.into_iter().find(|&word| rest.starts_with(WORDS[word].as_bytes())) {
-                    Some(word) => {
-                        tokens.push(256 + word as Token);
-                        rest = &rest[WORDS[word].len()..];
-                    }
-                    None => {
-                        tokens.push(byte.into());
-                        rest = &rest[1..];
-                    }
+                if let Some(word) = known.into_iter().find(|&word| rest.starts_with(WORDS[word].as_bytes())) {
+                    tokens.push(256 + Token::try_from(word).expect("three words"));
+                    rest = &rest[WORDS[word].len()..];
+                } else {
+                    tokens.push(byte.into());
+                    rest = &rest[1..];
                 }
             }
             Ok(tokens)

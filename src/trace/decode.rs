@@ -1,13 +1,17 @@
-use crate::trace::{
-    GateSums, PromptKey, RecordSettings, TraceError, TraceHeader, TraceRequest,
-    encode::{Header, check_header},
-    request::check,
+use crate::{
+    trace::{
+        GateSums, PromptKey, RecordSettings, TraceError, TraceHeader, TraceRequest,
+        encode::{Header, check_header},
+        request::check,
+    },
+    types::shown,
 };
 
 /// The header and the settings in the content of record 0.
 pub fn decode_header(content: &[u8]) -> Result<(TraceHeader, RecordSettings), TraceError> {
     let wrong = |problem: String| TraceError::Content { record: 0, problem };
-    let header: Header = serde_json::from_slice(content).map_err(|error| wrong(format!("is no header ({error})")))?;
+    let header: Header = serde_json::from_slice(content)
+        .map_err(|error| wrong(format!("is no header ({})", shown(&error.to_string()))))?;
     let (header, settings) = header.split();
     check_header(&header, &settings).map_err(wrong)?;
     Ok((header, settings))

@@ -1,3 +1,5 @@
+use crate::types::shown;
+
 /// Why bytes are not a trace, or no whole one. Requests are numbered from 1, as their records are; record 0 is the
 /// header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +44,7 @@ pub enum TraceError {
         problem: String,
     },
     /// Two requests have one id.
-    #[error("records {first} and {record} of the trace both have the id `{id}`: record it again")]
+    #[error("records {first} and {record} of the trace both have the id `{}`: record it again", shown(id))]
     DuplicateId {
         /// The second.
         record: u32,

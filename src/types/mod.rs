@@ -5,7 +5,9 @@
 mod ids;
 mod request;
 mod shape;
+mod shown;
 
 pub use ids::{RequestId, Slot, Token, WorkerId};
 pub use request::{FinishReason, Request, SamplingParams, TokenLogprobs, Usage};
 pub use shape::MoeShape;
+pub use shown::{shown, shown_number, visible};

@@ -150,12 +150,55 @@ fn zero_of_something_is_refused() {
     refused(&["run", "--prefill", "0@cpu", "hello"], &["zero workers"]);
     refused(&["run", "--slots", "0", "hello"], &["slots must be between 1 and 256, not 0"]);
     refused(&["run", "--exact", "--slots", "256", "hello"], &["slots must be between 1 and 255, not 256"]);
-    refused(&["run", "-n", "0", "hello"], &["at least one token"]);
+    refused(&["run", "-n", "0", "hello"], &["-n is 0, which must be at least 1"]);
     refused(&["run", "--threads", "100000", "hello"], &["threads", "cores"]);
     refused(&["calibrate", "--prompts", "p", "--workers", "0", "-o", "o"], &["--workers is 0"]);
     refused(&["bench", "--workload", "w", "--decode", "0"], &["zero workers"]);
-    refused(&["run", "--top-p", "7", "hello"], &["top_p must be between 0 and 1"]);
-    refused(&["run", "--temperature=-1", "hello"], &["temperature must be 0 or more"]);
+    refused(&["run", "--top-p", "7", "hello"], &["--top-p is 7, which must be between 0 and 1"]);
+    refused(&["run", "--temperature=-1", "hello"], &["--temperature is -1, which must be a finite number, 0 or more"]);
+}
+
+// Symptom: "unexpected argument '-1' found", with the advice to write `-- -1`, for a number that is too small; three
+// hundred digits for a rate of 1e-300; "0 or more" for a deadline of 1e300.
+#[test]
+fn numbers_out_of_bounds_are_named_by_option_and_value() {
+    refused(
+        &["run", "--temperature", "-1", "hello"],
+        &["--temperature is -1, which must be a finite number, 0 or more"],
+    );
+    refused(&["run", "--seed", "-1", "hello"], &["'-1'", "--seed", "a whole number, 0 or more"]);
+    refused(
+        &["run", "--deadline", "1e300", "hello"],
+        &["--deadline is 1e300, which must be a finite number of seconds"],
+    );
+    refused(
+        &["run", "--repeat-penalty", "0", "hello"],
+        &["--repeat-penalty is 0, which must be a finite number above 0"],
+    );
+    let workload = format!("{DATA}/task.serve.jsonl");
+    let bench = |rate: &str, wanted: &[&str]| {
+        refused(&["bench", "--workload", &workload, "--requests", "2", "--rate", rate], wanted);
+    };
+    bench("-1", &["--rate: the rate is -1 requests a second, which must be a finite number above 0"]);
+    bench("1e-300", &["at 1e-300 requests a second", "more time than can be counted"]);
+}
+
+// Symptom: an id with an escape sequence and a newline coloured the terminal and broke the error in two, which called
+// the id a line: "workload line b".
+#[test]
+fn names_in_errors_are_quoted_cut_and_harmless() {
+    let dir = folder();
+    let long = format!("{{\"id\":\"a\\u001b[31m\\nzzz{}\",\"prompt\":\"{}\"}}\n", "y".repeat(500), "word ".repeat(300));
+    let prompts = write(&dir, "long.jsonl", long);
+    let out = dir.path().join("out");
+    let shown = r#"prompt "a\u{1b}[31m\nzzzyyy"#;
+    refused(
+        &["bench", "--workload", text(&prompts), "--policies", "random", "-c", "128"],
+        &[&format!("workload {shown}"), r#"yy..": "#],
+    );
+    refused(&["record", "--prompts", text(&prompts), "-c", "128", "-o", text(&out)], &[shown, r#"yy..": "#]);
+    refused(&["run", "-m", "no\n\u{1b}[31msuch.gguf", "hello"], &[r"no\n\u{1b}[31msuch.gguf"]);
+    refused(&["run", "--policy", &"\u{1b}x".repeat(300), "hello"], &[r"\u{1b}x..", "round_robin"]);
 }
 
 #[test]
@@ -255,7 +298,8 @@ fn wrong_usage_is_one_sentence_with_the_way_to_the_help() {
         ("run --flash-attn sometimes hello", "auto, on, off"),
         ("completions tcsh", "bash"),
         ("bench", "--workload"),
-        ("", "no verb given; they are run, record, calibrate, route, bench, inspect, inflate, doctor, completions"),
+        ("", "no verb given; they are run, "),
+        ("", "record, calibrate, route, bench, inspect, inflate, doctor, completions"),
     ] {
         let ran = line(words);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{words}: {ran:?}");

@@ -77,6 +77,11 @@ fn a_trace_gives_tau_a_verdict_and_a_page() {
     // With a given tau the verdict is on that tau.
     let given = run(args.into_iter().chain([text(&file), "--tau", "0.3", "--capacity", "3,1"])).succeeded().json();
     assert_eq!((&given["tau"], &given["tau_origin"]), (&0.3.into(), &"given".into()));
+    // Symptom: a worker that gets no request was told twice, first as a verdict that could not be had.
+    let ask =
+        ["calibrate", "--trace", text(&trace), "--workers", "2", "-o", text(&again), "--capacity", "4294967295,1"];
+    refused(&ask, &["decode worker 1 with capacity 1 of 4294967296 would get none"]);
+    assert!(!again.exists() || fs::read(&again).expect("as it was") == bytes);
     assert_eq!((&given["clusters"][0]["size"], &given["clusters"][1]["size"]), (&30.into(), &10.into()));
     assert_eq!(given["tau_curve"]["points"].as_array().map(Vec::len), Some(1));
 
@@ -120,9 +125,38 @@ fn counts_of_another_engine_are_calibrated_and_routed() {
     let captured = two_kinds(&dir, "counts.safetensors");
     let file = dir.path().join("c.safetensors");
     let args = ["calibrate", "--counts", text(&captured), "--workers", "2", "-o", text(&file), "--json"];
-    let report = run(args).succeeded().json();
+    let ran = run(args).succeeded();
+    let report = ran.json();
     assert_eq!((&report["purity"], &report["tau_origin"]), (&1.0.into(), &"default".into()));
+    // Symptom: there was no verdict, and nobody said why.
     assert!(report["verdict"].is_null());
+    assert!(
+        ran.sentence().starts_with("no verdict on whether locality helps") && ran.err.lines().count() == 1,
+        "{ran:?}"
+    );
+    assert!(report["no_verdict"].as_str().expect("why").contains("--counts has no generated tokens"), "{report}");
+
+    // Symptom: a calibration of another engine's model could not be looked at: the shipped model does not fit it.
+    let shown = run(["inspect", "--calibration", text(&file), "--json"]).succeeded();
+    assert_eq!(shown.err, "");
+    let document = shown.json();
+    let calibration = &document["calibration"];
+    assert!(
+        document["model"].is_null() && calibration["fits"].is_null() && calibration["verdict"].is_null(),
+        "{shown:?}"
+    );
+    assert_eq!((&calibration["n_workers"], &calibration["shape"]["n_expert"]), (&2.into(), &4.into()));
+    assert_eq!(calibration["rho"], report["rho"]);
+    let lines = run(["inspect", "--calibration", text(&file)]).succeeded().out;
+    let fingerprint = calibration["fingerprint"].as_str().expect("a fingerprint");
+    for want in ["for 2 decode workers", fingerprint, "layers kept", "rho", "tau", "verdict", "capacity", "not checked"]
+    {
+        assert!(lines.contains(want), "{want}: {lines}");
+    }
+    refused(
+        &["inspect", "-m", TINY, "--calibration", text(&file)],
+        &["made for a model of", "2 MoE layers", text(&file)],
+    );
 
     let route = |more: &[&str]| {
         let args = ["route", "--calibration", text(&file), "--counts", text(&captured), "--json"];
@@ -185,18 +219,58 @@ fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
     let from = ["--counts", text(&captured)];
     calibrate(&[], "2", &[], &["--prompts", "--trace", "--counts"]);
     calibrate(&from, "2", &["--trace", "t"], &["cannot be used with"]);
-    calibrate(&from, "7", &[], &["6 calibration requests", "7"]);
+    // Symptom: which file has too few requests, or such that are all alike, was not said.
+    calibrate(&from, "7", &[], &[text(&captured), "6 calibration requests", "7"]);
     calibrate(&from, "2", &["--capacity", "1,2,3"], &["3", "2"]);
     calibrate(&from, "2", &["--capacity", "1,none"], &["such as 2,1,1"]);
     calibrate(&from, "2", &["--tau", "auto"], &["--counts has no generated tokens to replay"]);
     calibrate(&from, "2", &["--tau", "3"], &["from 0", "to 2"]);
     calibrate(&from, "2", &["--restarts", "20000"], &["20000"]);
-    calibrate(&["--counts", text(&same)], "2", &[], &["equally far apart", "6 calibration requests"]);
+    calibrate(&["--counts", text(&same)], "2", &[], &[text(&same), "equally far apart", "6 calibration requests"]);
     calibrate(&["--counts", text(&dir.path().join("none"))], "2", &[], &["cannot read the counts"]);
     let damaged = write(&dir, "damaged.safetensors", &fs::read(&captured).expect("written")[..90]);
     calibrate(&["--counts", text(&damaged)], "2", &[], &["not a whole safetensors file"]);
+    // Symptom: two requests of one name were taken.
+    let twice = HashMap::from([("ids".to_owned(), r#"["a","b","a","c","d","e"]"#.to_owned())]);
+    let ones: Vec<u8> = [1u32; 48].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let view = || TensorView::new(Dtype::U32, vec![6, 2, 4], &ones).expect("a tensor");
+    let both = [("prefill_counts", view()), ("decode_counts", view())];
+    let twice = write(&dir, "twice.safetensors", safetensors::serialize(both, Some(twice)).expect("safetensors"));
+    calibrate(&["--counts", text(&twice)], "2", &[], &[text(&twice), "`ids` has \"a\" for requests 0 and 2"]);
     let prose = write(&dir, "prose", "Once upon a time");
     calibrate(&["--trace", text(&prose)], "2", &[], &["not a trace"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn of_a_report_both_files_are_written_or_neither() {
+    // Symptom: on a full disk report.json was there and report.html was not.
+    let dir = folder();
+    let captured = two_kinds(&dir, "counts.safetensors");
+    let (out, pages) = (dir.path().join("c.safetensors"), dir.path().join("pages"));
+    fs::create_dir(&pages).expect("made");
+    let program = env!("CARGO_BIN_EXE_eldr");
+    // The shell's limit on the size of a file stands in for a full disk: the page is larger than its numbers.
+    let calibrate = |n_blocks: &str| {
+        let script = format!(
+            "trap '' XFSZ; ulimit -f {n_blocks}; exec '{program}' calibrate --counts '{}' --workers 2 -o '{}' --report '{}'",
+            text(&captured),
+            text(&out),
+            text(&pages)
+        );
+        crate::Ran::from(std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell"))
+    };
+    assert_eq!(calibrate("unlimited").code, Some(0));
+    let size = |name: &str| fs::metadata(pages.join(name)).expect("there").len();
+    let (json, html) = (size("report.json"), size("report.html"));
+    fs::remove_dir_all(&pages).expect("removed");
+    fs::create_dir(&pages).expect("made");
+    // Blocks of 512 bytes: room for the numbers, and not for the page.
+    let n_blocks = json.div_ceil(512) + 1;
+    assert!(n_blocks * 1024 < html, "{json} {html}");
+    let ran = calibrate(&n_blocks.to_string());
+    assert!(ran.code == Some(1) && ran.sentence().contains("report.html"), "{ran:?}");
+    assert_eq!(fs::read_dir(&pages).expect("there").count(), 0);
 }
 
 // Symptom to prevent: a router that is worse than a load balancer serves because somebody once calibrated it.
@@ -220,5 +294,9 @@ fn serving_heeds_a_verdict_that_locality_does_not_help() {
     assert_eq!(ran.json()["policy"], "least_loaded");
     assert!(ran.err.contains("locality does not help here"), "{ran:?}");
     assert_eq!(ask(true, &[]).json()["policy"], "marginal_cost");
+    // Symptom: the refit that was asked for by name went with the locality, without a word.
+    let ran = ask(false, &["--refit"]);
+    assert!(ran.err.contains("--refit changes nothing: requests are routed by least_loaded"), "{ran:?}");
+    assert!(!ask(true, &["--refit"]).err.contains("changes nothing"));
     assert_eq!(ask(false, &["--policy", "locality_band"]).json()["policy"], "locality_band");
 }

@@ -1,6 +1,13 @@
 //! Where verbs write, and what that never costs.
 
-use std::{fs, os::unix::fs::symlink, path::Path, process::Command, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use tempfile::TempDir;
 
@@ -129,18 +136,52 @@ fn a_report_that_does_not_fit_leaves_the_old_one() {
 
 #[test]
 fn an_interrupted_inflate_leaves_nothing() {
-    // Symptom: Ctrl-C left a file of gigabytes named `k.gguf.PID.partial`.
+    // Symptom: Ctrl-C, and later SIGTERM, left a file of gigabytes named `k.gguf.PID.partial`; kill -9 left it for ever.
     let dir = folder();
     let _alone = alone();
     let output = dir.path().join("k.gguf");
-    let mut child = eldr(["inflate", "-m", TINY, "--size", "8GiB", "-o", text(&output)]).spawn().expect("runs");
-    while !names(&dir).iter().any(|name| name.ends_with(".partial")) {
-        assert!(child.try_wait().expect("waited for").is_none(), "it ended before it was interrupted");
-        thread::sleep(Duration::from_millis(5));
+    for (signal, code) in [("-INT", Some(1)), ("-TERM", Some(1)), ("-KILL", None)] {
+        let mut child = eldr(["inflate", "-m", TINY, "--size", "4GiB", "-o", text(&output)]).spawn().expect("runs");
+        while !names(&dir).iter().any(|name| name.ends_with(".partial")) {
+            assert!(child.try_wait().expect("waited for").is_none(), "it ended before it was interrupted");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let killed = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill runs");
+        assert!(killed.success());
+        assert_eq!(child.wait().expect("ends").code(), code);
+        assert_eq!(names(&dir).len(), usize::from(signal == "-KILL"), "{signal}: {:?}", names(&dir));
     }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
-    assert!(killed.success());
-    assert_eq!(child.wait().expect("ends").code(), Some(1));
+    let ran = Ran::from(eldr(["inflate", "-m", TINY, "--factor", "2", "-o", text(&output)]).output().expect("runs"));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(names(&dir), ["k.gguf"]);
+}
+
+#[test]
+fn of_two_inflates_to_one_file_the_second_is_refused() {
+    // Symptom: both ended well, and the file of one silently replaced the other's.
+    let dir = folder();
+    let _alone = alone();
+    let output = dir.path().join("k.gguf");
+    let inflate = ["inflate", "-m", TINY, "--size", "200MB", "-o", text(&output)];
+    let children = [0, 1].map(|_| eldr(inflate).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs"));
+    let mut ran = children.map(|child| Ran::from(child.wait_with_output().expect("ends")));
+    ran.sort_by_key(|ran| ran.code);
+    assert_eq!([ran[0].code, ran[1].code], [Some(0), Some(2)], "{ran:?}");
+    assert!(ran[1].sentence().contains("exists; choose another output or use --force"), "{ran:?}");
+    assert_eq!(names(&dir), ["k.gguf"]);
+}
+
+#[test]
+fn an_inflate_that_the_disk_can_not_hold_is_refused_before_the_work() {
+    // Symptom: it wrote until the disk was full.
+    let dir = folder();
+    let output = dir.path().join("k.gguf");
+    for (option, value) in [("--size", "100TiB"), ("--factor", "60000000")] {
+        let args = ["inflate", "-m", TINY, option, value, "-o", text(&output)];
+        refused(&args, &["cannot write", text(&output), "are free there"]);
+    }
+    let args = ["inflate", "-m", TINY, "--factor", "18446744073709551615", "-o", text(&output)];
+    refused(&args, &["a factor is at most 67108863 here"]);
     assert!(names(&dir).is_empty(), "{:?}", names(&dir));
 }
 

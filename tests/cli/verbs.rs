@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use std::{fs, io::Write as _, path::PathBuf, process::Stdio};
 
 use serde_json::Value;
@@ -48,6 +50,15 @@ fn a_prompt_comes_from_standard_input_and_through_the_chat_template() {
     assert!(n(&chat.succeeded().json()) > n(&direct));
 }
 
+// Symptom: a band's width without a calibration, and a policy that goes by labels, were taken without a word.
+#[test]
+fn what_changes_nothing_is_told() {
+    let ran = run(["run", "-m", TINY, "-n", "1", "--tau", "0.1", "Hello"]).succeeded();
+    assert!(ran.sentence().starts_with("--tau changes nothing: without --calibration"), "{ran:?}");
+    let ran = run(["run", "-m", TINY, "-n", "1", "--policy", "domain", "Hello"]).succeeded();
+    assert!(ran.sentence().starts_with("policy domain goes by the labels of a workload"), "{ran:?}");
+}
+
 #[test]
 fn an_answer_may_be_too_late() {
     let ran = run(["run", "-m", TINY, "-n", "500", "--ignore-eos", "--deadline", "0", "--json", "Hello"]);
@@ -58,8 +69,8 @@ fn an_answer_may_be_too_late() {
 #[test]
 fn inspect_counts_what_every_token_of_a_prompt_picks() {
     let json = run(["inspect", "-m", TINY, "--prompt", "The court held that", "--json"]).succeeded().json();
-    let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
-    assert_eq!(keys, ["counts", "layers", "n_tokens"]);
+    let keys: BTreeSet<&str> = json.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(keys, BTreeSet::from(["counts", "layers", "n_tokens"]));
     // The last of six layers computes one token only.
     assert_eq!(json["layers"], serde_json::json!([0, 1, 2, 3, 4]));
     let n_tokens = json["n_tokens"].as_u64().expect("a count");
@@ -245,4 +256,15 @@ fn prompts_and_paths_may_hold_any_character() {
     let args = ["bench", "-m", text(&model), "--workload", text(&workload), "--policies", "random", "--decode", "1"];
     let report = run(args.into_iter().chain(["--max-tokens", "2", "--warmup", "0", "--json"])).succeeded().json();
     assert_eq!(report["runs"][0]["requests"], 1);
+}
+
+// Symptom: `--exact` was dropped without a word.
+#[test]
+fn exactness_that_can_not_be_had_is_said() {
+    if std::thread::available_parallelism().is_ok_and(|n| n.get() > 1) {
+        let ran = line("run --exact --flash-attn on --threads 2 -n 2 hello").succeeded();
+        assert!(ran.err.contains("is not exact") && ran.err.contains("one thread"), "{ran:?}");
+    }
+    let ran = line("run --exact --flash-attn on --threads 1 -n 2 hello").succeeded();
+    assert!(!ran.err.contains("is not exact"), "{ran:?}");
 }

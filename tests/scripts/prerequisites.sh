@@ -26,16 +26,32 @@ need_build_tools() {
     have cmake || missing+=(cmake)
     have make || have ninja || missing+=(make)
     have_libclang || missing+=(libclang-dev)
-    [ "${#missing[@]}" -gt 0 ] || return 0
+    install_packages "${missing[@]}"
+}
 
-    local line="apt-get install -y --no-install-recommends ${missing[*]}"
-    have apt-get || stop "Missing: ${missing[*]} (Debian's names); install them with your package manager and run this again."
-    [ "$(id -u)" -eq 0 ] || stop "Missing: ${missing[*]}. Run this line, then this script again:
+# install_packages NAME..: Debian's packages; nothing if none is named.
+install_packages() {
+    [ "$#" -gt 0 ] || return 0
+    local line="apt-get install -y --no-install-recommends $*"
+    have apt-get || stop "Missing: $* (Debian's names); install them with your package manager and run this again."
+    [ "$(id -u)" -eq 0 ] || stop "Missing: $*. Run this line, then this script again:
     sudo apt-get update && sudo $line"
-    echo "installing ${missing[*]}"
+    echo "installing $*"
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 update
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends \
-        "${missing[@]}" </dev/null >/dev/null
+        "$@" </dev/null >/dev/null
+}
+
+# What the tests of the C library and of the server use beyond the build's tools.
+need_test_tools() {
+    local missing=()
+    have pkg-config || missing+=(pkg-config)
+    have nm || missing+=(binutils)
+    have valgrind || missing+=(valgrind)
+    have curl || missing+=(curl)
+    have python3 || missing+=(python3)
+    python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+    install_packages "${missing[@]}"
 }
 
 # rustfmt and clippy, which a minimal Rust does not have.
@@ -65,6 +81,11 @@ cargo_deny() { "$(cargo_deny_path)" "$@"; }
 
 cargo_deny_path() { command -v cargo-deny || echo "$TARGET/tools/bin/cargo-deny"; }
 
-# Where cargo builds, as an absolute path.
-TARGET="${CARGO_TARGET_DIR:-target}"
-case "$TARGET" in /*) ;; *) TARGET="$PWD/$TARGET" ;; esac
+# Where cargo builds, as an absolute path: the environment, cargo's settings or ./target say.
+cargo_target() {
+    cargo metadata --no-deps --offline --format-version 1 2>/dev/null |
+        sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
+}
+
+TARGET=$(cargo_target || true)
+TARGET="${TARGET:-$PWD/target}"

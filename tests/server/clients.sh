@@ -4,9 +4,11 @@
 #   tests/server/clients.sh [PROGRAM] [PYTHON]
 # PYTHON must have the package openai; without one given, a virtual environment is made and the package installed.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=tests/scripts/prerequisites.sh
+. tests/scripts/prerequisites.sh
 
-program=${1:-${CARGO_TARGET_DIR:-target}/release/eldr}
+program=${1:-$TARGET/release/eldr}
 python=${2:-}
 work=$(mktemp -d)
 server=

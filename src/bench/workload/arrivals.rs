@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use crate::rng::Rng;
+use crate::{rng::Rng, types::shown_number};
 
 /// When requests arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,11 +27,21 @@ pub enum Arrivals {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArrivalsError {
-    /// The rate is zero, negative, not finite, or so low that time overflows.
-    #[error("the rate is {0} requests a second, which must be a number above 0")]
+    /// The rate is zero, negative or not finite.
+    #[error("the rate is {} requests a second, which must be a finite number above 0", shown_number(*.0))]
     Rate(f64),
+    /// The rate is so low that time overflows.
+    #[error(
+        "at {} requests a second the next ones arrive after more time than can be counted: ask for a higher rate",
+        shown_number(*.0)
+    )]
+    TooSlow(f64),
     /// A burst's length is not positive, or its pause negative.
-    #[error("bursts are on for {on} s and off for {off} s; both must be finite, on above 0 and off at least 0")]
+    #[error(
+        "bursts are on for {} s and off for {} s; both must be finite, on above 0 and off at least 0",
+        shown_number(*on),
+        shown_number(*off)
+    )]
     Bursts {
         /// Seconds with arrivals.
         on: f64,
@@ -49,17 +59,25 @@ impl Arrivals {
         }
     }
 
-    /// The arrival of each of `n` requests since the start, ascending. The first k of n are the k of fewer.
-    pub fn times(&self, n: usize, seed: u64) -> Result<Vec<Duration>, ArrivalsError> {
+    /// Refuses numbers that no arrival can be drawn with.
+    pub fn check(&self) -> Result<(), ArrivalsError> {
         if let Some(rate) = self.rate().filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return Err(ArrivalsError::Rate(rate));
         }
         match *self {
-            Self::Saturating => Ok(vec![Duration::ZERO; n]),
-            Self::Poisson { rate } => poisson(n, rate, seed).map(|at| to_duration(at, rate)).collect(),
             Self::Bursts { on, off, .. } if !(on.is_finite() && on > 0.0 && off.is_finite() && off >= 0.0) => {
                 Err(ArrivalsError::Bursts { on, off })
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// The arrival of each of `n` requests since the start, ascending. The first k of n are the k of fewer.
+    pub fn times(&self, n: usize, seed: u64) -> Result<Vec<Duration>, ArrivalsError> {
+        self.check()?;
+        match *self {
+            Self::Saturating => Ok(vec![Duration::ZERO; n]),
+            Self::Poisson { rate } => poisson(n, rate, seed).map(|at| to_duration(at, rate)).collect(),
             Self::Bursts { rate, on, off } => {
                 let rate_on = rate * ((on + off) / on);
                 // Time that runs only while on, stretched by the pauses before it.
@@ -79,15 +97,18 @@ fn poisson(n: usize, rate: f64, seed: u64) -> impl Iterator<Item = f64> {
 }
 
 fn to_duration(seconds: f64, rate: f64) -> Result<Duration, ArrivalsError> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| ArrivalsError::Rate(rate))
+    Duration::try_from_secs_f64(seconds).map_err(|_| ArrivalsError::TooSlow(rate))
 }
 
 impl fmt::Display for Arrivals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Saturating => write!(f, "all requests at once"),
-            Self::Poisson { rate } => write!(f, "Poisson, {rate} requests a second"),
-            Self::Bursts { rate, on, off } => write!(f, "bursts, {rate} requests a second, {on} s on and {off} s off"),
+            Self::Poisson { rate } => write!(f, "Poisson, {} requests a second", shown_number(*rate)),
+            Self::Bursts { rate, on, off } => {
+                let [rate, on, off] = [rate, on, off].map(|number| shown_number(*number));
+                write!(f, "bursts, {rate} requests a second, {on} s on and {off} s off")
+            }
         }
     }
 }
@@ -136,9 +157,12 @@ mod tests {
 
     #[test]
     fn rates_that_make_no_sense_are_refused() {
-        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-300] {
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(matches!(Arrivals::Poisson { rate }.times(3, 1), Err(ArrivalsError::Rate(_))), "{rate}");
         }
+        // Symptom: 1e-300 requests a second, which is above 0, "must be a number above 0", in 300 digits.
+        let error = Arrivals::Poisson { rate: 1e-300 }.times(3, 1).expect_err("after the end of time").to_string();
+        assert!(error.starts_with("at 1e-300 requests a second") && error.contains("than can be counted"), "{error}");
         for (on, off) in [(0.0, 1.0), (1.0, -1.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)] {
             let refused = Arrivals::Bursts { rate: 1.0, on, off }.times(3, 1);
             assert!(matches!(refused, Err(ArrivalsError::Bursts { .. })), "{on} {off}");

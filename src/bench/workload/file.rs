@@ -6,6 +6,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::types::shown;
+
 /// One request of a workload. Other fields of its line are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkloadItem {
@@ -52,7 +54,7 @@ pub enum WorkloadError {
         message: String,
     },
     /// Two requests have one id.
-    #[error("{}, line {line}: id \"{id}\" is that of line {first}; give each request its own", path.display())]
+    #[error("{}, line {line}: id \"{}\" is that of line {first}; give each request its own", path.display(), shown(id))]
     DuplicateId {
         /// The file.
         path: PathBuf,
@@ -111,7 +113,7 @@ fn parse_line(line: &str) -> Result<WorkloadItem, String> {
         // serde_json ends with its own line, which is always 1 here.
         let text = error.to_string();
         let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-        format!("{what} at column {}", error.column())
+        format!("{} at column {}", shown(what), error.column())
     })?;
     match &item {
         WorkloadItem { id, .. } if id.is_empty() => Err("the id is empty".to_owned()),

@@ -24,7 +24,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 IFS=. read -r major minor _ <<<"$version"
 # Changes only if something is taken away; ELDR_ABI_VERSION grows with every addition.
 so_major=1
-target=${CARGO_TARGET_DIR:-target}/release
+target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')/release
 root=${DESTDIR:-}$prefix
 mkdir -p "$root/include" "$root/lib/pkgconfig" "$root/lib/cmake/eldr"
 

@@ -16,6 +16,7 @@ use eldr::{
     calibrate::{CalibrationParams, CalibrationReport, TauOrigin, fit},
     engine::{EngineError, check_output, write_calibration},
     sim::{AssessParams, Assessment, SimError, assess},
+    types::shown,
 };
 use serde_json::json;
 
@@ -69,6 +70,16 @@ pub struct CalibrateArgs {
     source: SourceArgs,
 }
 
+/// What the replays came to.
+enum Judged {
+    /// A width and a verdict.
+    Verdict(Box<Assessment>),
+    /// They could not be had; why.
+    NoVerdict(String),
+    /// They were not wanted.
+    NotAsked,
+}
+
 impl CalibrateArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let mut params = self.params()?;
@@ -77,7 +88,11 @@ impl CalibrateArgs {
         let source = self.source.read(params.n_workers)?;
 
         let started = Instant::now();
-        let assessment = self.assess(&source, &params)?;
+        let (assessment, no_verdict) = match self.assess(&source, &params)? {
+            Judged::Verdict(assessment) => (Some(*assessment), None),
+            Judged::NoVerdict(why) => (None, Some(why)),
+            Judged::NotAsked => (None, None),
+        };
         match (self.tau, &assessment) {
             (Some(TauChoice::Fixed(tau)), _) => (params.tau, params.tau_origin) = (tau, TauOrigin::Given),
             (_, Some(assessment)) => (params.tau, params.tau_origin) = (assessment.tau_curve.tau, TauOrigin::Trace),
@@ -85,12 +100,16 @@ impl CalibrateArgs {
         }
         let replayed = started.elapsed();
         let started = Instant::now();
-        let (mut calibration, report) = fit(&source.input, &params).map_err(CliError::input)?;
+        let (mut calibration, report) = fit(&source.input, &params).map_err(|error| source.blame(error))?;
         if let Some(assessment) = &assessment {
             calibration.verdict = Some(serde_json::to_string(&assessment.verdict).map_err(CliError::failed)?);
         }
         let fitted = started.elapsed();
         write_calibration(&self.output, &calibration).map_err(EngineError::from)?;
+        // Not before the fit: what kept it from being judged may keep it from being made, which is one mistake.
+        if let Some(why) = &no_verdict {
+            note(&format!("no verdict on whether locality helps, and tau stays {}: {why}", params.tau));
+        }
         let write_page = |dir: &PathBuf| page::write(dir, &source, &calibration, &report, assessment.as_ref());
         let page = self.report.as_ref().map(write_page).transpose().map_err(|error| {
             CliError::failed(format!("{}; the calibration {} is written", error.message, self.output.display()))
@@ -120,6 +139,7 @@ impl CalibrateArgs {
         document["seed"] = json!(params.seed);
         document["verdict"] = json!(assessment.as_ref().map(|assessment| &assessment.verdict));
         document["verdict_sentence"] = json!(sentence);
+        document["no_verdict"] = json!(no_verdict);
         document["tau_curve"] = json!(assessment.as_ref().map(|assessment| &assessment.tau_curve));
         document["page"] = json!(page.map(|path| path.display().to_string()));
         document["record_s"] = json!(source.recording.map(|time| time.as_secs_f64()));
@@ -153,20 +173,24 @@ impl CalibrateArgs {
         Ok(params)
     }
 
-    /// The replays: what tau to take, and whether locality helps. Nothing where they are not wanted or can not be had,
-    /// which is told.
-    fn assess(&self, source: &Source, params: &CalibrationParams) -> Result<Option<Assessment>, CliError> {
+    /// The replays: what tau to take, and whether locality helps.
+    fn assess(&self, source: &Source, params: &CalibrationParams) -> Result<Judged, CliError> {
         let wanted = !self.no_verdict.unwrap_or(false);
         let asks_for_tau = self.tau == Some(TauChoice::Auto);
-        // One worker leaves nothing to choose.
-        let wanted = wanted && (params.n_workers > 1 || asks_for_tau);
         let Some(trace) = source.trace.as_ref().filter(|_| wanted) else {
+            let why = if wanted { "--counts has no generated tokens to replay" } else { "--no-verdict skips it" };
             if asks_for_tau {
-                let why = if wanted { "--counts has no generated tokens to replay" } else { "--no-verdict skips it" };
                 return Err(CliError::usage(format!("--tau auto needs a replay, and {why}; give a number")));
             }
-            return Ok(None);
+            return Ok(if wanted {
+                Judged::NoVerdict(format!("{why}; a trace has, see `eldr record`"))
+            } else {
+                Judged::NotAsked
+            });
         };
+        if params.n_workers == 1 && !asks_for_tau {
+            return Ok(Judged::NoVerdict("one decode worker leaves nothing to choose".to_owned()));
+        }
         let mut assessing = AssessParams::new(params.clone());
         if let Some(capacity) = &params.capacity {
             let total: u64 = capacity.iter().map(|&n| u64::from(n)).sum();
@@ -178,14 +202,13 @@ impl CalibrateArgs {
         }
         assessing.seed = params.seed;
         match assess(trace, &assessing) {
-            Ok(assessment) => Ok(Some(assessment)),
+            Ok(assessment) => Ok(Judged::Verdict(Box::new(assessment))),
             Err(error @ (SimError::TooFewRequests { .. } | SimError::NoRequests | SimError::Fit { .. }))
                 if !asks_for_tau =>
             {
-                note(&format!("no verdict on whether locality helps, and tau stays {}: {error}", params.tau));
-                Ok(None)
+                Ok(Judged::NoVerdict(error.to_string()))
             }
-            Err(error) => Err(CliError::input(error)),
+            Err(error) => Err(source.blame(error)),
         }
     }
 
@@ -228,19 +251,4 @@ impl CalibrateArgs {
         lines.push(format!("wrote {}", self.output.display()));
         lines
     }
-}
-
-/// A label that can not disturb a terminal: control characters as escapes, and no more than a line can hold.
-fn shown(label: &str) -> String {
-    const MOST: usize = 40;
-    let visible: String = label
-        .chars()
-        .take(MOST)
-        .flat_map(|c| {
-            let escaped = c.is_control().then(|| c.escape_default());
-            let plain = escaped.is_none().then_some(c);
-            escaped.into_iter().flatten().chain(plain)
-        })
-        .collect();
-    if label.chars().nth(MOST).is_some() { format!("{visible}..") } else { visible }
 }

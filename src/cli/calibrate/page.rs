@@ -10,7 +10,7 @@ use std::{
 use eldr::{
     bench::html,
     calibrate::{Calibration, CalibrationReport, gates_of, transform_rhos},
-    engine::{check_output, replace_file},
+    engine::{check_output, replace_files},
     figures::{Extras, ReportData, TauCurve, TauPoint, TransformRho, Verdict, VerdictNumber},
     route::PolicyKind,
     sim::{Assessment, ReplayMeans},
@@ -29,7 +29,7 @@ pub fn check(dir: &Path, inputs: &[&Path]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Writes the page and its numbers; the page's path.
+/// Writes the page and its numbers, both or neither; the page's path.
 pub fn write(
     dir: &Path,
     source: &Source,
@@ -48,10 +48,9 @@ pub fn write(
         None => ReportData::of_counts(&source.input, calibration, report, extras),
     };
     let [page, json] = files(dir);
-    for (path, text) in [(&json, data.to_json()), (&page, html::page(&data))] {
-        replace_file(path, text.as_bytes())
-            .map_err(|error| CliError::failed(format!("cannot write {}: {error}", path.display())))?;
-    }
+    let (numbers, drawn) = (data.to_json(), html::page(&data));
+    replace_files(&[(&json, numbers.as_bytes()), (&page, drawn.as_bytes())])
+        .map_err(|(path, error)| CliError::failed(format!("cannot write {}: {error}", path.display())))?;
     Ok(page)
 }
 

@@ -54,12 +54,21 @@ pub struct Source {
     pub input: CalibrationInput,
     /// The requests themselves; counts have none.
     pub trace: Option<Trace>,
+    /// The file they came from; `-` is standard input.
+    pub file: PathBuf,
     /// What a reader knows them by: the model, or the file they came from.
     pub name: PathBuf,
     /// The model they were recorded on, as far as it is known.
     pub model: Option<PathBuf>,
     /// Time it took to record them.
     pub recording: Option<Duration>,
+}
+
+impl Source {
+    /// An error that is the requests' fault, with the file they are in.
+    pub fn blame(&self, error: impl std::fmt::Display) -> CliError {
+        CliError::input(format!("{}: {error}", self.file.display()))
+    }
 }
 
 impl SourceArgs {
@@ -72,7 +81,10 @@ impl SourceArgs {
     /// Refuses what can not work before anything is read.
     pub fn check(&self) -> Result<(), CliError> {
         if self.max_tokens < 2 {
-            return Err(CliError::usage("--max-tokens must be at least 2: the first token is the prefill's"));
+            let n = self.max_tokens;
+            return Err(CliError::usage(format!(
+                "--max-tokens is {n}, which must be at least 2: the first token is the prefill's"
+            )));
         }
         if self.requests == Some(0) {
             return Err(CliError::usage("--requests is 0: give at least one request to calibrate with"));
@@ -97,8 +109,8 @@ impl SourceArgs {
                     input.n_requests()
                 )));
             }
-            let name = path.clone();
-            return Ok(Source { input, trace: None, name, model: self.model.model.clone(), recording: None });
+            let (file, name) = (path.clone(), path.clone());
+            return Ok(Source { input, trace: None, file, name, model: self.model.model.clone(), recording: None });
         }
         self.record(self.prompts.as_deref().expect("one of the three is required"), n_workers)
     }
@@ -121,7 +133,7 @@ impl SourceArgs {
         let input = CalibrationInput::of_trace(&trace, 0..trace.requests.len());
         let model = self.model.model.clone();
         let name = model.clone().unwrap_or_else(|| path.to_owned());
-        Ok(Source { input, trace: Some(trace), name, model, recording: None })
+        Ok(Source { input, trace: Some(trace), file: path.to_owned(), name, model, recording: None })
     }
 
     fn record(&self, path: &Path, n_workers: usize) -> Result<Source, CliError> {
@@ -147,6 +159,7 @@ impl SourceArgs {
         Ok(Source {
             input,
             trace: Some(trace),
+            file: path.to_owned(),
             name: model.clone(),
             model: Some(model),
             recording: Some(started.elapsed()),

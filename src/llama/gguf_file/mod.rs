@@ -2,6 +2,7 @@
 //!
 //! Never loads a model, and never holds the data of more than the tensor it is working on.
 
+mod partial;
 mod read;
 mod value;
 mod write;
@@ -44,6 +45,12 @@ pub enum GgufError {
         /// Bytes its tensor table asks for.
         need: u64,
     },
+    /// The file exists, and was not to be replaced.
+    #[error("{} exists; choose another output", .0.display())]
+    Exists(PathBuf),
+    /// The file is being written.
+    #[error("cannot write {}: another writer is at it; let that end or choose another output", .0.display())]
+    Busy(PathBuf),
     /// A key, value or tensor that the format cannot hold.
     #[error("cannot write a GGUF file with {0}")]
     Unwritable(String),

@@ -4,7 +4,7 @@
 
 use std::{
     ffi::CString,
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
     ptr::{self, NonNull},
@@ -12,7 +12,10 @@ use std::{
 
 use llama_cpp_sys_2 as sys;
 
-use super::{Array, GgufError, GgufFile, TensorType, Value};
+use super::{
+    Array, GgufError, GgufFile, TensorType, Value,
+    partial::{self, Partial},
+};
 
 /// ggml's `GGML_MAX_NAME`, the terminating NUL included.
 const MAX_NAME: usize = 64;
@@ -188,11 +191,33 @@ impl GgufWriter {
     pub fn write(
         &self,
         path: impl AsRef<Path>,
-        mut data: impl FnMut(&str, &mut Sink) -> Result<(), GgufError>,
+        data: impl FnMut(&str, &mut Sink) -> Result<(), GgufError>,
     ) -> Result<u64, GgufError> {
         let path = path.as_ref();
-        let partial = Partial { path: Self::partial(path)? };
-        let file = File::create(&partial.path).map_err(GgufError::io("write", path))?;
+        let (partial, n_bytes) = self.write_partial(path, data)?;
+        partial.replace(path)?;
+        Ok(n_bytes)
+    }
+
+    /// As [`Self::write`], but a file that is at `path` when the new one is complete stays there: [`GgufError::Exists`].
+    pub fn write_new(
+        &self,
+        path: impl AsRef<Path>,
+        data: impl FnMut(&str, &mut Sink) -> Result<(), GgufError>,
+    ) -> Result<u64, GgufError> {
+        let path = path.as_ref();
+        let (partial, n_bytes) = self.write_partial(path, data)?;
+        partial.publish(path)?;
+        Ok(n_bytes)
+    }
+
+    fn write_partial(
+        &self,
+        path: &Path,
+        mut data: impl FnMut(&str, &mut Sink) -> Result<(), GgufError>,
+    ) -> Result<(Partial, u64), GgufError> {
+        let partial = Partial::create(path)?;
+        let file = partial.handle().map_err(GgufError::io("write", path))?;
         let mut sink = Sink { out: BufWriter::with_capacity(1 << 20, file), n_bytes: 0, path };
         sink.put(&self.meta())?;
         for (name, n_bytes) in &self.tensors {
@@ -202,19 +227,18 @@ impl GgufWriter {
             assert_eq!(put, *n_bytes, "the data of {name} has another size than its table entry");
             sink.put_zeros(padded(*n_bytes) - n_bytes)?;
         }
-        let n_bytes = sink.finish()?;
-        partial.rename_to(path)?;
-        Ok(n_bytes)
+        Ok((partial, sink.finish()?))
     }
 
     /// Where [`Self::write`] puts the file until it is complete.
     pub fn partial(path: &Path) -> Result<PathBuf, GgufError> {
-        let Some(name) = path.file_name() else {
-            return Err(GgufError::Unwritable(format!("no name: {} is not a file name", path.display())));
-        };
-        let mut name = name.to_owned();
-        name.push(format!(".{}.partial", std::process::id()));
-        Ok(path.with_file_name(name))
+        partial::path_of(path)
+    }
+
+    /// Removes what writers of `path` left that ended, by whatever means, before it was complete. Those that still
+    /// write are not disturbed.
+    pub fn sweep(path: &Path) {
+        partial::sweep(path);
     }
 
     fn meta_bytes(&self) -> usize {
@@ -281,27 +305,9 @@ impl Sink<'_> {
     }
 }
 
-/// The file while it is written; removed unless it is renamed.
-struct Partial {
-    path: PathBuf,
-}
-
-impl Partial {
-    fn rename_to(self, path: &Path) -> Result<(), GgufError> {
-        fs::rename(&self.path, path).map_err(GgufError::io("write", path))
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After a rename there is nothing left under this name.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::{fs, io};
 
     use super::*;
 
