@@ -337,7 +337,7 @@ fn a_trace_that_can_not_be_gone_on_with_is_refused_in_a_sentence() {
     refused(&args, &["recorded with the model", text(&path)]);
     fs::write(&prompts, "{\"id\":\"task-calibration-0001\",\"prompt\":\"one\"}\n").expect("written");
     let args = ["-m", TINY, "--prompts", text(&prompts), "-n", "4", "-o", text(&path)];
-    refused(&args, &["prompt task-calibration-0001 is in the trace", "another text"]);
+    refused(&args, &["prompt \"task-calibration-0001\" is in the trace", "another text"]);
     assert!(fs::read(&path).expect("there") == bytes);
 
     let bad = dir.path().join("bad");
@@ -377,7 +377,7 @@ fn bad_usage_and_prompts_are_refused_before_anything_is_written() {
     };
     to(text(&dense), &good, &[], &["the model is dense", "nothing to record"]);
     to(TINY, &twice, &[], &["line 2", "id \"a\" is that of line 1"]);
-    to(TINY, &long, &["-c", "256"], &["prompt long:2", "do not fit a slot of 256", "--ctx"]);
+    to(TINY, &long, &["-c", "256"], &["prompt \"long:2\"", "do not fit a slot of 256", "--ctx"]);
     to(TINY, &empty, &[], &["has no prompts", text(&empty)]);
     to(TINY, &dir.path().join("missing.jsonl"), &[], &["cannot be read"]);
     to(TINY, &good, &["--block", "8"], &["--block is 8", "between 16 and 128"]);

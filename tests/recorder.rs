@@ -214,11 +214,11 @@ fn prompts_that_can_not_be_recorded_are_named_before_anything_is_written() {
         into(&path, 2, &prompts, usize::MAX).expect_err("refused")
     };
     let long = refused(&|prompts| prompts[1].tokens = vec![1; N_CTX as usize]);
-    assert!(long.contains("prompt p1: 40 tokens do not fit a slot of 40"), "{long}");
+    assert!(long.contains("prompt \"p1\": 40 tokens do not fit a slot of 40"), "{long}");
     let empty = refused(&|prompts| prompts[2].tokens.clear());
-    assert!(empty.contains("prompt p2: 0 tokens do not fit"), "{empty}");
+    assert!(empty.contains("prompt \"p2\": 0 tokens do not fit"), "{empty}");
     let twice = refused(&|prompts| prompts[2].id = "p0".to_owned());
-    assert!(twice.contains("two prompts have the id p0"), "{twice}");
+    assert!(twice.contains("two prompts have the id \"p0\""), "{twice}");
     assert!(!path.exists());
     into(&path, 2, &good, usize::MAX).expect("recorded");
     for change in [
@@ -227,7 +227,7 @@ fn prompts_that_can_not_be_recorded_are_named_before_anything_is_written() {
         &|prompts| prompts[1].domain = Some("other".to_owned()),
     ] {
         let other = refused(change);
-        assert!(other.contains("prompt p1 is in the trace") && other.contains("another text"), "{other}");
+        assert!(other.contains("prompt \"p1\" is in the trace") && other.contains("another text"), "{other}");
     }
     // A slot holds no longer answer, so to ask for more changes nothing.
     let mut full = prompts(1);

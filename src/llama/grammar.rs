@@ -61,6 +61,9 @@ impl Grammar {
 
 /// What llama.cpp's parser would not survive.
 fn check(text: &str) -> Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("the grammar is not GBNF: it is empty".to_owned());
+    }
     if text.len() > MAX_BYTES {
         return Err(format!("the grammar has {} bytes; {MAX_BYTES} are allowed", text.len()));
     }
@@ -99,7 +102,7 @@ mod tests {
     use crate::llama::testing::model;
 
     fn error(text: &str) -> String {
-        Grammar::new(model(), text).err().expect("a refusal").to_string()
+        Grammar::new(model(), text).err().unwrap_or_else(|| panic!("{text:?} is taken for a grammar")).to_string()
     }
 
     #[test]
