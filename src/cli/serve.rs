@@ -77,7 +77,7 @@ pub struct ServeArgs {
     /// Make texts independent of workers and company, to the bit, on the CPU without flash attention
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     exact: Option<bool>,
-    /// Routing policy; without it by locality if there is a calibration, else by load
+    /// Routing policy; auto, as without it, is the best for the model and the calibration
     #[arg(long, value_name = "NAME")]
     policy: Option<PolicyKind>,
     #[command(flatten)]
