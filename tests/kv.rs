@@ -9,7 +9,8 @@ use eldr::{
     route::LeastLoaded,
     schedule::{
         CacheChange, CacheStats, Command, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Handoff, Job,
-        ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Reuse, Source, StoredPrefix, WorkerEvent,
+        ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Reuse, Source, StoredMatch, StoredPrefix, WorkerEvent,
+        has_layers, n_usable,
     },
     signature::ExpertCounts,
     types::{FinishReason, Request, RequestId, SamplingParams, Slot, Token, WorkerId},
@@ -25,17 +26,24 @@ const N_CTX: u32 = 64;
 struct Newest(Vec<Arc<StoredPrefix>>);
 
 impl PrefixStore for Newest {
-    fn longest(&mut self, prompt: &[Token]) -> Option<(Arc<StoredPrefix>, usize)> {
-        let best = self.0.iter().max_by_key(|prefix| prefix.n_common(prompt))?;
-        Some((Arc::clone(best), best.n_common(prompt)))
+    fn find(&mut self, prompt: &[Token], layers: &[u32]) -> Option<StoredMatch> {
+        let fitting = self.0.iter().enumerate().filter(|(_, prefix)| has_layers(prefix.layers(), layers));
+        let common = fitting.map(|(at, prefix)| (n_usable(&prefix.tokens, prefix.whole, prompt), at));
+        let (n_common, at) = common.max().filter(|&(n, _)| n > 0)?;
+        let n_tokens = u32::try_from(self.0[at].tokens.len()).unwrap();
+        Some(StoredMatch { id: at as u64, tier: 0, n_tokens, n_common, n_bytes: 0 })
     }
 
-    fn has(&self, tokens: &[Token]) -> bool {
-        self.0.iter().any(|prefix| prefix.tokens.starts_with(tokens))
+    fn load(&mut self, found: &StoredMatch) -> Option<Arc<StoredPrefix>> {
+        self.0.get(usize::try_from(found.id).unwrap()).cloned()
+    }
+
+    fn has(&self, tokens: &[Token], layers: &[u32]) -> bool {
+        self.0.iter().any(|prefix| prefix.covers(tokens, layers))
     }
 
     fn put(&mut self, prefix: StoredPrefix) {
-        assert!(!self.has(&prefix.tokens), "{:?} is there already", prefix.tokens);
+        assert!(!self.has(&prefix.tokens, prefix.layers()), "{:?} is there already", prefix.tokens);
         assert_eq!(prefix.state.n_tokens as usize, prefix.tokens.len());
         self.0.push(Arc::new(prefix));
         if self.0.len() > 6 {
@@ -103,6 +111,7 @@ impl World {
                     let prompt = &self.running[&id];
                     assert_eq!(token, MODEL.next(prompt, &SamplingParams::default()), "first token after {prompt:?}");
                 }
+                WorkerEvent::Left(_) => panic!("nothing finishes here"),
                 WorkerEvent::Lost { error } => panic!("{error}"),
             }
         }
@@ -110,6 +119,7 @@ impl World {
             assert_eq!(self.worker.cache().tokens(slot), self.runner.tokens(slot), "slot {slot}");
         }
         self.worker.cache().check_integrity();
+        self.worker.cache().check_against(&self.runner);
         handoffs
     }
 

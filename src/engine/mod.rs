@@ -4,6 +4,8 @@
 
 mod calibration_file;
 mod config;
+mod disk_file;
+mod disk_tier;
 mod error;
 mod handle;
 #[cfg(feature = "llama")]
@@ -16,12 +18,14 @@ mod model;
 mod model_tokenizer;
 mod permits;
 mod prefix_budget;
+mod prefix_tiers;
 mod ram_tier;
 #[cfg(feature = "llama")]
 mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod restore_rates;
 mod shared;
 mod stream;
 #[cfg(feature = "llama")]
@@ -35,6 +39,7 @@ mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
+pub use disk_tier::{DiskStats, DiskTier};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
@@ -47,11 +52,13 @@ pub use model::LoadedModel;
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
 pub use prefix_budget::PrefixBudget;
+pub use prefix_tiers::PrefixTiers;
 pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use restore_rates::RestoreRates;
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};

@@ -161,7 +161,7 @@ impl LoadedModel {
                 WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
                     return Err(EngineError::Run(error));
                 }
-                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
+                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) | WorkerEvent::Left(_) => {}
             }
         }
         Ok(None)

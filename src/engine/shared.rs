@@ -12,14 +12,16 @@ use crate::{
     engine::{EngineError, Times, refit::Refit, stream::RawEvent, timed::SharedTimes},
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Priority, Source, WorkerEvent},
-    types::{FinishReason, Request, RequestId, WorkerId},
+    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Priority, Source, WorkerEvent},
+    types::{FinishReason, Request, RequestId, Token, WorkerId},
 };
 
 /// What a worker's thread is told.
 pub(super) enum ToWorker {
     Prefill(Job),
     Decode(Handoff),
+    Keep(Leftover),
+    Pin(Arc<[Token]>),
     Cancel(RequestId, FinishReason),
 }
 
@@ -193,6 +195,7 @@ impl Shared {
                         state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now));
                         state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
                     }
+                    Command::Keep(worker, left) => state.tell(Source::Prefill(worker), ToWorker::Keep(left)),
                     Command::Cancel(source, id, reason) => state.tell(source, ToWorker::Cancel(id, reason)),
                     Command::End(id, outcome) => {
                         state.send(id, RawEvent::End(outcome));
@@ -248,6 +251,15 @@ impl Shared {
         let State { dispatcher, commands, .. } = &mut *state;
         dispatcher.resume_decode(worker, commands)?;
         self.carry_out(&mut state);
+        Ok(())
+    }
+
+    /// Lets every prefill worker keep a prefix for good.
+    pub(super) fn pin(&self, tokens: &Arc<[Token]>) -> Result<(), EngineError> {
+        let mut state = self.running()?;
+        for worker in 0..state.prefill.len() {
+            state.tell(Source::Prefill(WorkerId(worker as u32)), ToWorker::Pin(Arc::clone(tokens)));
+        }
         Ok(())
     }
 
@@ -383,7 +395,7 @@ impl State {
         let Err(lost) = inbox.send(message) else { return };
         // The worker's thread is gone, which only happens after it reported itself lost: give the work back for it.
         let job = match lost.into_inner() {
-            ToWorker::Cancel(..) => return,
+            ToWorker::Cancel(..) | ToWorker::Keep(_) | ToWorker::Pin(_) => return,
             ToWorker::Prefill(job) => job,
             ToWorker::Decode(handoff) => handoff.job,
         };

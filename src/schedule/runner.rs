@@ -66,6 +66,13 @@ pub trait ModelRunner: Send {
         let _ = (from, to, n_tokens);
         Err(RunError::Restored("this runner copies no prefixes".to_owned()))
     }
+
+    /// Compares a slot with what the scheduler believes, where the runner can: it holds tokens `0..n_tokens` and nothing
+    /// else. Errors: what is there instead. Slow; for tests and idle debug builds.
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        let _ = (slot, n_tokens);
+        Ok(())
+    }
 }
 
 impl RunnerInfo {
@@ -83,6 +90,8 @@ pub enum Reuse {
     Nothing,
     /// Go on at their end: the model's memory can not be cut.
     Whole,
+    /// Use any beginning of them from which the model's sliding window has not moved away.
+    Window,
     /// Use any beginning of them.
     Prefix,
 }
