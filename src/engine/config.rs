@@ -166,6 +166,18 @@ pub struct EngineConfig {
     pub prefix_cache: PrefixBudget,
     /// MiB of host memory for prefixes that had to make room in the prefill workers' slots; 0 is none.
     pub cache_ram_mib: u64,
+    /// A folder for such prefixes, which outlive the process there; none is none.
+    pub cache_dir: Option<PathBuf>,
+    /// MiB of prefixes there at most.
+    pub cache_disk_mib: u64,
+    /// What a finished request leaves on its decode worker, prompt and answer, goes back to the prefix cache. Decode steps
+    /// are tapped then, if picks are counted.
+    pub cache_answers: bool,
+    /// Files with texts that prompts begin with, such as system prompts, which the prefix cache never drops.
+    pub pins: Vec<PathBuf>,
+    /// Keep keys and values of the whole sequence in layers with a sliding window, so that a prefix can be used again
+    /// wherever it ends.
+    pub swa_full: bool,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -207,6 +219,11 @@ impl Default for EngineConfig {
             n_cpu_moe: 0,
             prefix_cache: PrefixBudget::Slots,
             cache_ram_mib: 0,
+            cache_dir: None,
+            cache_disk_mib: 4096,
+            cache_answers: false,
+            pins: Vec::new(),
+            swa_full: false,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::Auto,
@@ -249,6 +266,14 @@ impl EngineConfig {
         rule(self.limits.age_bound > 0, "the age bound must be at least 1, which is everybody in turn");
         rule(self.limits.max_queue > 0, "the queue must hold at least 1 request");
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
+        let keeps = self.prefix_cache != PrefixBudget::Off;
+        let asked = self.cache_dir.is_some() || !self.pins.is_empty() || self.cache_answers;
+        rule(keeps || !asked, "a cache folder, pins and answers need the prefix cache, which is off; switch it on");
+        rule(
+            !(self.exact && self.cache_answers),
+            "an exact run can not use answers again: a token computed alone and one computed with a prompt differ in the \
+             last bits; leave the answers or the exactness out",
+        );
         let quantised = self.kv_format == KvFormat::Q8_0 && self.flash_attention != FlashAttention::On;
         rule(!quantised, "q8_0 keys and values need flash attention: switch it on for all workers");
         if let Some(refit) = &self.refit {

@@ -58,7 +58,10 @@ pub struct DiskStats {
 
 /// Prefixes in a folder, shared by all prefill workers. The last clone waits until what was stored is written.
 #[derive(Clone)]
-pub struct DiskTier(Arc<Handle>);
+pub struct DiskTier {
+    handle: Arc<Handle>,
+    waits: bool,
+}
 
 struct Handle {
     inner: Arc<Inner>,
@@ -109,41 +112,37 @@ impl DiskTier {
             let of_thread = Arc::clone(&inner);
             let thread = std::thread::Builder::new().name("prefixes to disk".to_owned());
             let writer = thread.spawn(move || of_thread.write_all(&receiver));
-            let no_thread = |error| EngineError::Config(format!("no thread could be started to write prefixes: {error}"));
+            let no_thread =
+                |error| EngineError::Config(format!("no thread could be started to write prefixes: {error}"));
             (Some(sender), Some(writer.map_err(no_thread)?))
         } else {
             (None, None)
         };
-        Ok(Self(Arc::new(Handle { inner, to_writer, writer })))
+        Ok(Self { handle: Arc::new(Handle { inner, to_writer, writer }), waits: false })
     }
 
     /// What it has done and what is there.
     pub fn stats(&self) -> DiskStats {
-        let state = self.0.inner.state.lock();
+        let state = self.handle.inner.state.lock();
         let (n_files, n_bytes) = state.folder.size();
         DiskStats { n_files, n_bytes, ..state.stats.clone() }
     }
 
     /// Stores a prefix that another store may have too, soon.
     pub(super) fn put_shared(&self, prefix: Arc<StoredPrefix>) {
-        let Some(to_writer) = &self.0.to_writer else { return };
-        if to_writer.try_send(prefix).is_err() {
-            self.0.inner.state.lock().stats.n_skipped += 1;
-        }
-    }
-
-    /// Stores a prefix, whose turn it is waited for.
-    pub fn put_waiting(&self, prefix: StoredPrefix) {
-        if let Some(to_writer) = &self.0.to_writer {
+        let Some(to_writer) = &self.handle.to_writer else { return };
+        if self.waits {
             // The writer runs as long as there is a sender.
-            let _ = to_writer.send(Arc::new(prefix));
+            let _ = to_writer.send(prefix);
+        } else if to_writer.try_send(prefix).is_err() {
+            self.handle.inner.state.lock().stats.n_skipped += 1;
         }
     }
 }
 
 impl PrefixStore for DiskTier {
     fn find(&mut self, prompt: &[Token], layers: &[u32]) -> Option<StoredMatch> {
-        let state = self.0.inner.state.lock();
+        let state = self.handle.inner.state.lock();
         let fitting = state.folder.entries().filter(|entry| has_layers(&entry.layers, layers));
         let common = fitting.map(|entry| (n_usable(&entry.tokens, entry.whole, prompt), entry));
         let (n_common, entry) = common.max_by_key(|(n, entry)| (*n, entry.id)).filter(|(n, _)| *n > 0)?;
@@ -152,12 +151,12 @@ impl PrefixStore for DiskTier {
     }
 
     fn load(&mut self, found: &StoredMatch) -> Option<Arc<StoredPrefix>> {
-        self.0.inner.load(found.id).map(Arc::new)
+        self.handle.inner.load(found.id).map(Arc::new)
     }
 
     fn has(&self, tokens: &[Token], layers: &[u32]) -> bool {
         // What can not be written need not be copied out.
-        self.0.to_writer.is_none() || self.0.inner.has(tokens, layers)
+        self.handle.to_writer.is_none() || self.handle.inner.has(tokens, layers)
     }
 
     fn put(&mut self, prefix: StoredPrefix) {
@@ -166,6 +165,10 @@ impl PrefixStore for DiskTier {
 
     fn lasts(&self) -> bool {
         true
+    }
+
+    fn closing(&mut self) {
+        self.waits = true;
     }
 }
 

@@ -71,7 +71,11 @@ impl LlamaRunner {
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
-            reuse: if context.cuts_sequences() { Reuse::Prefix } else { Reuse::Whole },
+            reuse: match (context.cuts_sequences(), context.cuts_anywhere()) {
+                (false, _) => Reuse::Whole,
+                (true, false) => Reuse::Window,
+                (true, true) => Reuse::Prefix,
+            },
             fingerprint: StateFingerprint(context.fingerprint()),
         };
         let n_sequences = params.n_slots as usize;
@@ -312,6 +316,17 @@ impl ModelRunner for LlamaRunner {
         self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
         self.n_tokens[to.index()] = self.n_tokens[from.index()];
         self.cut(to, n_tokens)
+    }
+
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        self.context.reaches(slot.0, n_tokens)
+    }
+
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        if self.n_tokens[slot.index()] != n_tokens {
+            return Err(format!("the runner believes in {}", self.n_tokens[slot.index()]));
+        }
+        self.context.check_seq_cells(slot.0, n_tokens).map_err(|error| error.to_string())
     }
 }
 

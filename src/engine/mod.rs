@@ -35,13 +35,15 @@ mod timed;
 mod tokenizer;
 mod trace_file;
 mod trace_writer;
+#[cfg(feature = "llama")]
+mod weights;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
 pub use disk_tier::{DiskStats, DiskTier};
 pub use error::EngineError;
-pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
+pub use handle::{Engine, EngineExtras, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
 pub use inflate::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
 #[cfg(feature = "llama")]

@@ -81,4 +81,8 @@ impl PrefixStore for PrefixTiers {
     fn lasts(&self) -> bool {
         self.disk.is_some()
     }
+
+    fn closing(&mut self) {
+        self.disk.iter_mut().for_each(PrefixStore::closing);
+    }
 }

@@ -9,7 +9,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     calibrate::Calibration,
-    engine::{EngineError, Times, refit::Refit, stream::RawEvent, timed::SharedTimes},
+    engine::{
+        DiskStats, DiskTier, EngineError, PrefixTiers, Times, refit::Refit, stream::RawEvent, timed::SharedTimes,
+    },
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
     schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Priority, Source, WorkerEvent},
@@ -33,6 +35,9 @@ pub(super) struct Shared {
     started: Instant,
     pub(super) route_times: SharedTimes,
     pub(super) handoff_times: SharedTimes,
+    pub(super) restore_times: SharedTimes,
+    /// Where prefixes go that had to make room, until the engine stops.
+    tiers: Mutex<Option<PrefixTiers>>,
 }
 
 struct State {
@@ -72,6 +77,12 @@ pub struct EngineStats {
     pub route_times: Times,
     /// What each sequence took to get into a decode worker and be verified there.
     pub handoff_times: Times,
+    /// What each stored prefix took to get back into a prefill worker and be verified there.
+    pub restore_times: Times,
+    /// Bytes of stored prefixes in host memory.
+    pub cache_ram_bytes: u64,
+    /// Stored prefixes on a disk; none where there is no folder for them.
+    pub cache_disk: Option<DiskStats>,
     /// Requests that decode workers gave back.
     pub n_given_back: GivenBack,
 }
@@ -92,6 +103,7 @@ impl Shared {
         decode: Vec<Sender<ToWorker>>,
         refit: Option<Refit>,
         route_times: SharedTimes,
+        tiers: Option<PrefixTiers>,
     ) -> Self {
         if refit.is_some() {
             dispatcher.keep_signatures();
@@ -115,6 +127,8 @@ impl Shared {
             started: Instant::now(),
             route_times,
             handoff_times: SharedTimes::default(),
+            restore_times: SharedTimes::default(),
+            tiers: Mutex::new(tiers),
         }
     }
 
@@ -325,7 +339,14 @@ impl Shared {
         }
     }
 
+    /// Waits until what was stored is on the disk. Once the workers' threads are gone.
+    pub(super) fn close_tiers(&self) {
+        let tiers = self.tiers.lock().take();
+        drop(tiers);
+    }
+
     pub(super) fn stats(&self) -> EngineStats {
+        let tiers = self.tiers.lock();
         let state = self.state.lock();
         EngineStats {
             n_active: state.dispatcher.n_active(),
@@ -338,6 +359,9 @@ impl Shared {
             refit: state.refit.as_ref().map(Refit::stats),
             route_times: *self.route_times.lock(),
             handoff_times: *self.handoff_times.lock(),
+            restore_times: *self.restore_times.lock(),
+            cache_ram_bytes: tiers.as_ref().map_or(0, PrefixTiers::ram_bytes),
+            cache_disk: tiers.as_ref().and_then(PrefixTiers::disk).map(DiskTier::stats),
             n_given_back: state.n_given_back,
         }
     }

@@ -66,7 +66,8 @@ impl ChunkCounts {
         if *self.layers == **layers {
             return Some(self.clone());
         }
-        let from: Vec<usize> = layers.iter().map(|layer| self.layers.binary_search(layer).ok()).collect::<Option<_>>()?;
+        let from: Vec<usize> =
+            layers.iter().map(|layer| self.layers.binary_search(layer).ok()).collect::<Option<_>>()?;
         let n_expert = self.n_expert as usize;
         let blocks = self.rows.chunks_exact(self.layers.len() * n_expert);
         let rows = blocks.flat_map(|row| from.iter().flat_map(move |at| &row[at * n_expert..][..n_expert])).copied();

@@ -89,7 +89,9 @@ impl Answers {
         let Resident { job, n_filled, n_base, picked } = resident;
         let (n_filled, n_base) = (*n_filled, *n_base);
         let n_picks = self.layers.len() * (n_filled - n_base) as usize;
-        if n_filled < n_base + self.block || (n_picks > 0 && (picked.is_empty() || !picked.len().is_multiple_of(n_picks))) {
+        if n_filled < n_base + self.block
+            || (n_picks > 0 && (picked.is_empty() || !picked.len().is_multiple_of(n_picks)))
+        {
             return None;
         }
         let state = runner.export(slot).ok()?;

@@ -11,8 +11,8 @@ use crate::{
     kv::BlockName,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, WorkerView},
     schedule::{
-        DispatchLimits, DispatchStats, Handoff, Job, Leftover, PrefixConfig, Priority, QueueFull, RunnerInfo, WorkerEvent,
-        prefix_map::PrefixMap, prompt_queue::PromptQueue, waiting::Waiting,
+        DispatchLimits, DispatchStats, Handoff, Job, Leftover, PrefixConfig, Priority, QueueFull, RunnerInfo,
+        WorkerEvent, prefix_map::PrefixMap, prompt_queue::PromptQueue, waiting::Waiting,
     },
     signature::Signature,
     types::{FinishReason, Request, RequestId, Usage, WorkerId},

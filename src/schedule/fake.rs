@@ -303,6 +303,14 @@ impl ModelRunner for FakeRunner {
         Ok(())
     }
 
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        let n_held = self.tokens(slot).len();
+        match self.info.reuse {
+            Reuse::Whole => n_tokens as usize == n_held,
+            Reuse::Nothing | Reuse::Window | Reuse::Prefix => !self.is_out_of_window(n_tokens, n_held),
+        }
+    }
+
     fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
         let held = self.tokens(slot).len();
         if held == n_tokens as usize { Ok(()) } else { Err(format!("it holds {held}")) }

@@ -133,7 +133,10 @@ impl PrefillWorker {
 
     /// Whether a step would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.cancelled.is_empty() && self.left.is_empty() && self.open.iter().all(Option::is_none)
+        self.waiting.is_empty()
+            && self.cancelled.is_empty()
+            && self.left.is_empty()
+            && self.open.iter().all(Option::is_none)
     }
 
     /// Runs one chunk of one prompt. A lost worker gives back what still reaches it.

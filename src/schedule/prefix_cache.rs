@@ -94,23 +94,25 @@ impl PrefixCache {
     pub(super) fn begin(&mut self, tokens: &[Token], runner: &mut dyn ModelRunner) -> Result<Place, RunError> {
         let n_fallbacks = self.change.stats.n_fallbacks;
         let mut found = self.find(tokens, true);
-        let n_restored = self.restore(tokens, &mut found, runner)?;
         let most = (tokens.len() as u32).saturating_sub(N_ALWAYS_RUN);
-        let n_found = found.n_tokens;
-        let mut n_used = n_found.min(most);
+        let n_reached = self.way(&found, found.n_tokens.min(most), runner).map_or(0, |_| found.n_tokens);
+        let n_restored = self.restore(tokens, n_reached, &mut found, runner)?;
+        let n_found = found.n_tokens.min(most);
+        let mut n_used = n_found;
         if !n_used.is_multiple_of(self.config.align) {
             n_used -= n_used % self.config.align;
             found = self.find(&tokens[..n_used as usize], false);
         }
-        let (slot, n_tokens) = match self.way(&found, n_used) {
+        let (slot, n_tokens) = match self.way(&found, n_used, runner) {
             Some(Way::Stay(slot)) => self.stay(slot, &found, n_used, runner)?,
             Some(Way::Copy(from, to)) => self.copy(from, to, &found, n_used, runner)?,
             None => {
-                let slot = self.free_slot(None).expect("a slot that no prompt has");
-                self.make_room(slot, runner)?;
-                if self.reuse == Reuse::Whole && n_used > 0 {
+                let reaches = |(slot, _): (usize, u32)| runner.reaches(Slot(slot as u32), n_used);
+                if n_used > 0 && !self.ledger.holders(&found).any(reaches) {
                     self.change.stats.n_fallbacks += 1;
                 }
+                let slot = self.free_slot(None).expect("a slot that no prompt has");
+                self.make_room(slot, runner)?;
                 (slot, 0)
             }
         };
@@ -251,15 +253,12 @@ impl PrefixCache {
     }
 
     /// The cheapest way to `n_used` tokens of a match; none if there is no way, or it is not worth its copy.
-    fn way(&self, found: &PrefixMatch, n_used: u32) -> Option<Way> {
+    fn way(&self, found: &PrefixMatch, n_used: u32, runner: &dyn ModelRunner) -> Option<Way> {
         if n_used == 0 {
             return None;
         }
-        let usable = |&(slot, _): &(usize, u32)| match self.reuse {
-            Reuse::Nothing => false,
-            Reuse::Whole => self.n_there[slot] == n_used && found.n_tokens == n_used,
-            Reuse::Prefix | Reuse::Window => self.n_there[slot] >= n_used,
-        };
+        let usable =
+            |&(slot, _): &(usize, u32)| self.n_there[slot] >= n_used && runner.reaches(Slot(slot as u32), n_used);
         let holders = || self.ledger.holders(found).filter(usable);
         let idle = |&(slot, _): &(usize, u32)| !self.ledger.is_pinned(slot);
         if let Some((slot, _)) = holders().filter(idle).find(|&(_, len)| len == found.n_tokens) {

@@ -91,4 +91,7 @@ pub trait PrefixStore: Send {
     fn lasts(&self) -> bool {
         false
     }
+
+    /// From now on [`PrefixStore::put`] may wait rather than leave something out: nothing runs any more.
+    fn closing(&mut self) {}
 }

@@ -67,6 +67,12 @@ pub trait ModelRunner: Send {
         Err(RunError::Restored("this runner copies no prefixes".to_owned()))
     }
 
+    /// Whether a slot's tokens can be cut to the first `n_tokens` of them and gone on from there.
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        let _ = (slot, n_tokens);
+        true
+    }
+
     /// Compares a slot with what the scheduler believes, where the runner can: it holds tokens `0..n_tokens` and nothing
     /// else. Errors: what is there instead. Slow; for tests and idle debug builds.
     fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {

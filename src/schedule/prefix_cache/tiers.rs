@@ -15,11 +15,12 @@ impl PrefixCache {
         self.store = store.filter(|_| self.reuse != Reuse::Nothing);
     }
 
-    /// Puts a stored prefix into a slot, if it has enough more of `tokens` than what is held; `found` is what is held
-    /// then. The tokens that came back.
+    /// Puts a stored prefix into a slot, if it has enough more of `tokens` than the `n_reached` that a slot can give;
+    /// `found` is what is held then. The tokens that came back.
     pub(super) fn restore(
         &mut self,
         tokens: &[Token],
+        n_reached: u32,
         found: &mut PrefixMatch,
         runner: &mut dyn ModelRunner,
     ) -> Result<u32, RunError> {
@@ -31,7 +32,7 @@ impl PrefixCache {
         } else {
             stored.n_common / self.config.block * self.config.block
         };
-        let n_saved = n_usable.saturating_sub(found.n_tokens);
+        let n_saved = n_usable.saturating_sub(n_reached);
         if n_saved == 0 {
             return Ok(0);
         }
@@ -59,8 +60,9 @@ impl PrefixCache {
                 self.cut(slot, left, runner)?;
             }
         }
-        // Whatever came of it: what was held before may have made room.
-        *found = self.find(tokens, false);
+        // Whatever came of it: what was held before may have made room. What is longer can not be reached.
+        let most = if n_restored > 0 { n_restored as usize } else { tokens.len() };
+        *found = self.find(&tokens[..most], false);
         Ok(n_restored)
     }
 
@@ -80,7 +82,8 @@ impl PrefixCache {
         if tokens.len() < self.config.block as usize || store.has(&tokens, layers) {
             return false;
         }
-        let rows = if tokens.len() == self.ledger.len(slot) as usize { self.rows.rows(&self.ledger, slot) } else { None };
+        let rows =
+            if tokens.len() == self.ledger.len(slot) as usize { self.rows.rows(&self.ledger, slot) } else { None };
         if rows.is_none() && !layers.is_empty() {
             return false;
         }
@@ -107,7 +110,8 @@ impl PrefixCache {
 
     /// Stores all that is kept where it will last. Only at the end.
     pub(in crate::schedule) fn save(&mut self, runner: &mut dyn ModelRunner) {
-        if self.store.as_ref().is_some_and(|store| store.lasts()) {
+        if let Some(store) = self.store.as_mut().filter(|store| store.lasts()) {
+            store.closing();
             for slot in 0..self.n_there.len() {
                 self.spill(slot, runner);
             }
