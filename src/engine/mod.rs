@@ -15,6 +15,7 @@ mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
 mod permits;
+mod placement;
 mod prefix_budget;
 mod ram_tier;
 #[cfg(feature = "llama")]
@@ -34,7 +35,7 @@ mod trace_writer;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
-pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
+pub use config::{EngineConfig, FlashAttention, KvFormat};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
@@ -46,6 +47,7 @@ pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
 pub use prefix_budget::PrefixBudget;
 pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
