@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +68,8 @@ pub struct EngineConfig {
     pub prefix_cache: PrefixBudget,
     /// MiB of host memory for prefixes that had to make room in the prefill workers' slots; 0 is none.
     pub cache_ram_mib: u64,
+    /// The longest an RPC server may keep a byte waiting before its workers are lost.
+    pub rpc_deadline: Duration,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -109,6 +111,7 @@ impl Default for EngineConfig {
             n_cpu_moe: 0,
             prefix_cache: PrefixBudget::Slots,
             cache_ram_mib: 0,
+            rpc_deadline: Duration::from_secs(30),
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::Auto,
@@ -151,6 +154,8 @@ impl EngineConfig {
         rule(self.limits.age_bound > 0, "the age bound must be at least 1, which is everybody in turn");
         rule(self.limits.max_queue > 0, "the queue must hold at least 1 request");
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
+        let deadline = (1..=3600).contains(&self.rpc_deadline.as_secs());
+        rule(deadline, "the deadline of RPC servers must be between 1 and 3600 seconds");
         problems.extend(overlap(&self.prefill, &self.decode));
         let mut rule = |holds: bool, why: &str| {
             if !holds {

@@ -4,6 +4,8 @@
 
 mod calibration_file;
 mod config;
+#[cfg(feature = "llama")]
+mod copies;
 mod error;
 mod handle;
 #[cfg(feature = "llama")]
@@ -30,6 +32,7 @@ mod system;
 mod threads;
 mod timed;
 mod tokenizer;
+mod topology;
 mod trace_file;
 mod trace_writer;
 mod worker;
@@ -62,6 +65,7 @@ pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versi
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
+pub use topology::{Layout, NumaNode, Topology};
 pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};
 pub use trace_writer::{TraceWriter, check_trace_output};
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::{
     kv::ChunkCounts,
     route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
+    schedule::{DecodeItem, ModelRunner, Recovery, RunError, RunnerInfo, SeqState, StepPicks},
     types::{RequestId, SamplingParams, Slot, Token, TokenLogprobs, WorkerId},
 };
 
@@ -96,6 +96,14 @@ pub(super) struct TimedRunner {
 impl ModelRunner for TimedRunner {
     fn info(&self) -> &RunnerInfo {
         self.runner.info()
+    }
+
+    fn enter(&mut self) {
+        self.runner.enter();
+    }
+
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        self.runner.recovery()
     }
 
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {

@@ -132,6 +132,7 @@ fn run_worker(
     shared: &Shared,
 ) {
     let mut events = Vec::new();
+    worker.runner.enter();
     loop {
         if scheduler.is_idle() {
             match inbox.recv() {

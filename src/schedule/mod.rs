@@ -29,4 +29,4 @@ pub use prefill::PrefillWorker;
 pub use prefix_cache::{CacheStats, PrefixCache, PrefixConfig};
 pub use prefix_store::{PrefixStore, StoredPrefix};
 pub use prompt_queue::Priority;
-pub use runner::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};
+pub use runner::{DecodeItem, ModelRunner, Recovery, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};
