@@ -1,6 +1,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -114,7 +115,12 @@ impl Copies {
             return Err(EngineError::Config(format!("the model was not loaded on {}", place(device))));
         }
         let model = Model::load(&Backend::init(), &self.path, &params)?;
-        let on_same = copies.iter().find(|copy| copy.device() == device).and_then(|copy| copy.turns.clone());
+        let is_same = |other: &Device| match device.endpoint() {
+            // The copies that a server's failure took with it, too: their workers keep their turns.
+            Some(endpoint) => other.endpoint() == Some(endpoint),
+            None => other == device,
+        };
+        let on_same = copies.iter().find(|copy| is_same(copy.device())).and_then(|copy| copy.turns.clone());
         let turns = on_same.or_else(|| match device.kind() {
             DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
             _ if uses_host(device, spec, config) => Some(Arc::clone(&self.threads.permits)),
@@ -212,6 +218,9 @@ struct Seat {
     tap: TapUse,
 }
 
+/// The longest a server that failed may take to say that it is back.
+const QUICK: Duration = Duration::from_secs(2);
+
 /// The way back of a worker on a remote device.
 struct Revival {
     copies: Arc<Copies>,
@@ -226,7 +235,9 @@ impl Recovery for Revival {
 
     fn revive(&self) -> Result<Box<dyn ModelRunner>, String> {
         let again = || {
-            let device = Backend::init().renewed(&self.device, self.seat.config.rpc_deadline)?;
+            let deadline = self.seat.config.rpc_deadline;
+            let device = Backend::init().renewed(&self.device, deadline.min(QUICK))?;
+            device.set_deadline(deadline);
             self.copies.seated(self.seat.clone(), device, true)
         };
         again().map(|worker| Box::new(worker.runner) as Box<dyn ModelRunner>).map_err(|error| error.to_string())

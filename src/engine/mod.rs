@@ -35,6 +35,7 @@ mod tokenizer;
 mod topology;
 mod trace_file;
 mod trace_writer;
+mod watchdog;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
