@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use crate::{
     engine::{
-        EngineConfig, EngineError, FlashAttention, HostExperts, KvFormat, LlamaRunner, Permits, Placed, TapUse,
-        ThreadPlan, Topology, WorkerSpec,
+        EngineConfig, EngineError, FlashAttention, KvFormat, LlamaRunner, Permits, Placed, TapUse, WorkerSpec,
+        sharing::{Sharing, device, host_experts, uses_host},
     },
     llama::{
         Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelParams, pin_thread, prefer_memory_of,
@@ -48,42 +48,15 @@ pub(super) struct ReadyWorker {
 pub(super) struct Copies {
     path: PathBuf,
     copies: Mutex<Vec<ModelCopy>>,
-    best: Device,
-    pub threads: ThreadPlan,
-    topology: Topology,
-    /// Processors of the workers that are not pinned, where others are; empty where all may go anywhere.
-    shared_cpus: CpuSet,
-    /// Whether any worker has a device of its own.
-    on_device: bool,
+    pub sharing: Sharing,
 }
 
 impl Copies {
     /// Loads the file once for each device and setting that `config` names.
-    pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        let backend = Backend::init();
-        let best = backend.best_device();
-        let topology = Topology::detect();
-        let mut pinned = CpuSet::default();
-        let (mut n_sharing, mut on_device, mut widest) = (0, false, config.n_threads);
+    pub fn load(path: &Path, config: &EngineConfig, sharing: Sharing) -> Result<Self, EngineError> {
+        let copies = Self { path: path.to_owned(), copies: Mutex::default(), sharing };
         for spec in config.prefill.0.iter().chain(&config.decode.0) {
-            let device = device(&backend, &best, spec, config)?;
-            on_device |= device.kind() != DeviceKind::Cpu;
-            if let Some(cpus) = &spec.cpus {
-                if let Some(problem) = topology.problem(cpus) {
-                    return Err(EngineError::Config(format!("'{spec}': {problem}")));
-                }
-                pinned = CpuSet::new(pinned.cpus().iter().chain(cpus.cpus()).copied());
-            } else if uses_host(&device, spec, config) {
-                n_sharing += spec.n as usize;
-                widest = widest.max(spec.n_threads.unwrap_or(0));
-            }
-        }
-        let threads = ThreadPlan::beside(pinned.len() as u32, widest, n_sharing)?;
-        let shared_cpus = if pinned.is_empty() { CpuSet::default() } else { topology.allowed.without(&pinned) };
-        let copies =
-            Self { path: path.to_owned(), copies: Mutex::default(), best, threads, topology, shared_cpus, on_device };
-        for spec in config.prefill.0.iter().chain(&config.decode.0) {
-            copies.copy(&device(&backend, &copies.best, spec, config)?, spec, config, true)?;
+            copies.copy(&device(&copies.sharing.best, spec, config)?, spec, config, true)?;
         }
         Ok(copies)
     }
@@ -91,11 +64,6 @@ impl Copies {
     /// The first copy, which knows the vocabulary and the shape as every other does.
     pub fn first(&self) -> ModelCopy {
         self.copies.lock()[0].clone()
-    }
-
-    /// Whether every copy is on the CPU.
-    pub fn all_on_cpu(&self) -> bool {
-        !self.on_device
     }
 
     /// The copy for a worker, loaded if it may be.
@@ -123,7 +91,7 @@ impl Copies {
         let on_same = copies.iter().find(|copy| is_same(copy.device())).and_then(|copy| copy.turns.clone());
         let turns = on_same.or_else(|| match device.kind() {
             DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
-            _ if uses_host(device, spec, config) => Some(Arc::clone(&self.threads.permits)),
+            _ if uses_host(device, spec, config) => Some(Arc::clone(&self.sharing.threads.permits)),
             _ => None,
         });
         // What has failed is of no use to anybody new.
@@ -142,7 +110,7 @@ impl Copies {
         config: &EngineConfig,
         tap: &TapUse,
     ) -> Result<ReadyWorker, EngineError> {
-        let device = device(&Backend::init(), &self.best, placed.spec, config)?;
+        let device = device(&self.sharing.best, placed.spec, config)?;
         let seat = Seat {
             kind,
             index,
@@ -157,46 +125,11 @@ impl Copies {
     fn seated(self: &Arc<Self>, seat: Seat, device: Device, may_load: bool) -> Result<ReadyWorker, EngineError> {
         let Seat { kind, index, spec, cpus, config, tap } = &seat;
         let copy = self.copy(&device, spec, config, may_load)?;
-        let host = uses_host(&device, spec, config);
-        let n_threads = match (spec.n_threads, cpus) {
-            (Some(n), _) => n,
-            (None, Some(cpus)) => cpus.len() as u32,
-            (None, None) if host && device.kind() != DeviceKind::Rpc => self.threads.n_threads,
-            // A device computes; the thread that calls it has little to do.
-            (None, None) => 1,
-        };
-        if device.kind() == DeviceKind::Rpc && n_threads > 1 {
-            return Err(EngineError::Config(format!(
-                "'{spec}' asks for threads of this machine for a device of another: start its server with as many"
-            )));
-        }
-        let flash_attn = match config.flash_attention {
-            FlashAttention::Auto => self.on_device,
-            FlashAttention::On => true,
-            FlashAttention::Off => false,
-        };
-        let n_ctx_slot = config.n_ctx_slot.min(copy.model.facts().n_ctx_train);
-        let chunk = config.chunk.min(n_ctx_slot);
-        let is_prefill = *kind == "prefill";
-        let n_ubatch = if is_prefill { chunk } else { REFILL_UBATCH.max(config.n_slots) };
-        let params = ContextParams {
-            name: format!("{kind} {index} on {}", place(&device)),
-            n_ctx_slot,
-            n_slots: config.n_slots,
-            n_batch: chunk.max(config.n_slots),
-            n_ubatch: spec.n_batch.unwrap_or(n_ubatch).min(chunk.max(config.n_slots)),
-            n_threads,
-            cpus: cpus.clone().unwrap_or_else(|| if host { self.shared_cpus.clone() } else { CpuSet::default() }),
-            flash_attn,
-            type_k: kv_type(config.kv_format),
-            type_v: kv_type(config.kv_format),
-            op_offload: spec.op_offload.unwrap_or(true),
-            ..ContextParams::default()
-        };
-        // Several threads of flash attention divide the keys among them, which changes the sums.
-        let exact = config.exact && (!flash_attn || (!self.on_device && params.n_threads == 1));
-        let node = cpus.as_ref().and_then(|cpus| self.topology.node_of(cpus));
-        let mut runner = at(cpus.as_ref(), node.filter(|_| self.topology.nodes.len() > 1), || {
+        let mut params = context_params(kind, spec, cpus.as_ref(), config, &copy.model, &self.sharing)?;
+        params.name = format!("{kind} {index} on {}", place(&device));
+        let exact = is_exact(config, &params, &self.sharing);
+        let node = cpus.as_ref().and_then(|cpus| self.sharing.topology.node_of(cpus));
+        let mut runner = at(cpus.as_ref(), node.filter(|_| self.sharing.topology.nodes.len() > 1), || {
             LlamaRunner::new(&copy.model, &params, tap, exact)
         })?;
         let permits = if cpus.is_some() { None } else { copy.turns };
@@ -259,30 +192,64 @@ fn at<T: Send>(cpus: Option<&CpuSet>, node: Option<u32>, body: impl FnOnce() -> 
     })
 }
 
-/// The device of an entry; a remote one keeps to the configured deadline.
-fn device(backend: &Backend, best: &Device, spec: &WorkerSpec, config: &EngineConfig) -> Result<Device, EngineError> {
-    let device = spec.device.as_deref().map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
-    device.set_deadline(config.rpc_deadline);
-    Ok(device)
-}
-
 /// What a device is called in the names of its workers.
 fn place(device: &Device) -> String {
     device.endpoint().map_or_else(|| device.name().to_owned(), |endpoint| format!("rpc:{endpoint}"))
 }
 
-/// Whether a worker computes with the host's processors: all of it, or the layers and experts that stay there.
-pub(super) fn uses_host(device: &Device, spec: &WorkerSpec, config: &EngineConfig) -> bool {
-    let layers = spec.n_gpu_layers.or(config.n_gpu_layers);
-    device.kind() == DeviceKind::Cpu || layers.is_some() || host_experts(config, spec) != CpuMoe::None
+/// How a worker's context is made, its name left out.
+pub(super) fn context_params(
+    kind: &str,
+    spec: &WorkerSpec,
+    cpus: Option<&CpuSet>,
+    config: &EngineConfig,
+    model: &Model,
+    sharing: &Sharing,
+) -> Result<ContextParams, EngineError> {
+    let device = model.device();
+    let host = uses_host(device, spec, config);
+    let is_remote = device.kind() == DeviceKind::Rpc;
+    let n_threads = match (spec.n_threads, cpus) {
+        (Some(n), _) => n,
+        (None, Some(cpus)) => cpus.len() as u32,
+        (None, None) if host && !is_remote => sharing.threads.n_threads,
+        // A device computes; the thread that calls it has little to do.
+        (None, None) => 1,
+    };
+    if is_remote && n_threads > 1 {
+        return Err(EngineError::Config(format!(
+            "'{spec}' asks for threads of this machine for a device of another: start its server with as many"
+        )));
+    }
+    let flash_attn = match config.flash_attention {
+        FlashAttention::Auto => sharing.on_device,
+        FlashAttention::On => true,
+        FlashAttention::Off => false,
+    };
+    let n_ctx_slot = config.n_ctx_slot.min(model.facts().n_ctx_train);
+    let chunk = config.chunk.min(n_ctx_slot);
+    let n_batch = chunk.max(config.n_slots);
+    let n_ubatch = if kind == "prefill" { chunk } else { REFILL_UBATCH.max(config.n_slots) };
+    let shared_cpus = || if host { sharing.shared_cpus.clone() } else { CpuSet::default() };
+    Ok(ContextParams {
+        n_ctx_slot,
+        n_slots: config.n_slots,
+        n_batch,
+        n_ubatch: spec.n_batch.unwrap_or(n_ubatch).min(n_batch),
+        n_threads,
+        cpus: cpus.cloned().unwrap_or_else(shared_cpus),
+        flash_attn,
+        type_k: kv_type(config.kv_format),
+        type_v: kv_type(config.kv_format),
+        op_offload: spec.op_offload.unwrap_or(true),
+        ..ContextParams::default()
+    })
 }
 
-fn host_experts(config: &EngineConfig, spec: &WorkerSpec) -> CpuMoe {
-    match (spec.experts, config.cpu_moe, config.n_cpu_moe) {
-        (Some(HostExperts::All), ..) | (None, true, _) => CpuMoe::All,
-        (Some(HostExperts::First(0)), ..) | (None, false, 0) => CpuMoe::None,
-        (Some(HostExperts::First(n)), ..) | (None, false, n) => CpuMoe::First(n),
-    }
+/// Whether a worker can be exact where that is asked for: several threads of flash attention divide the keys among them,
+/// which changes the sums.
+pub(super) fn is_exact(config: &EngineConfig, params: &ContextParams, sharing: &Sharing) -> bool {
+    config.exact && (!params.flash_attn || (!sharing.on_device && params.n_threads == 1))
 }
 
 pub(super) fn kv_type(format: KvFormat) -> KvType {

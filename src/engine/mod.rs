@@ -8,6 +8,7 @@ mod config;
 mod copies;
 mod error;
 mod handle;
+mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
 #[cfg(feature = "llama")]
@@ -18,6 +19,8 @@ mod model;
 mod model_tokenizer;
 mod permits;
 mod placement;
+#[cfg(feature = "llama")]
+mod plan;
 mod prefix_budget;
 mod ram_tier;
 #[cfg(feature = "llama")]
@@ -26,6 +29,8 @@ mod recorder;
 mod refit;
 mod replace;
 mod shared;
+#[cfg(feature = "llama")]
+mod sharing;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
@@ -52,6 +57,8 @@ pub use model::LoadedModel;
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
 pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
+#[cfg(feature = "llama")]
+pub use plan::{Plan, PlannedDevice};
 pub use prefix_budget::PrefixBudget;
 pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
@@ -60,6 +67,8 @@ pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner}
 pub use replace::{OutputError, check_output, replace_file, replace_files};
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
+#[cfg(feature = "llama")]
+pub use sharing::{ThreadUse, thread_use};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};

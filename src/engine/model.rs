@@ -4,9 +4,10 @@ use crate::{
     calibrate::Calibration,
     engine::{
         Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
-        ModelTokenizer, Placed, TapUse, Tokenizer, WorkerList, WorkerSpec,
+        ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
         copies::{Copies, ReadyWorker, kv_type},
         read_calibration,
+        sharing::Sharing,
     },
     llama::{Model, ModelFacts},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
@@ -31,12 +32,16 @@ impl LoadedModel {
         if !problems.is_empty() {
             return Err(EngineError::Config(problems.join("; ")));
         }
-        let copies = Arc::new(Copies::load(path, config)?);
+        let sharing = Sharing::of(config)?;
+        if let Some(refusal) = Plan::refusal(path, config, &sharing) {
+            return Err(EngineError::Config(refusal));
+        }
+        let copies = Arc::new(Copies::load(path, config, sharing)?);
         let model = copies.first().model;
         if let Some(warning) = cut_context(config.n_ctx_slot, model.facts().n_ctx_train) {
             log::warn!("{warning}");
         }
-        let threads = &copies.threads;
+        let threads = &copies.sharing.threads;
         if config.exact && config.flash_attention == FlashAttention::On && threads.n_threads > 1 {
             log::warn!(
                 "flash attention on {} threads a worker is not exact: a text may depend on its company; give each worker \
@@ -54,7 +59,7 @@ impl LoadedModel {
 
     /// Whether every worker computes in the thread that calls it: one thread each, on the CPU.
     pub fn computes_in_the_callers_thread(&self) -> bool {
-        self.copies.threads.n_threads == 1 && self.copies.all_on_cpu()
+        self.copies.sharing.threads.n_threads == 1 && !self.copies.sharing.on_device
     }
 
     /// Size and shape.
