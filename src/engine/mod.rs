@@ -22,6 +22,7 @@ mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod residents;
 mod shared;
 mod stream;
 #[cfg(feature = "llama")]
@@ -52,6 +53,7 @@ pub use ram_tier::RamTier;
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use residents::{PolicyBuilder, Resident};
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};

@@ -4,7 +4,7 @@ use crate::{
     calibrate::Calibration,
     engine::{
         Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
-        ModelTokenizer, Permits, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
+        ModelTokenizer, Permits, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration, residents::Lent,
     },
     llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
@@ -285,7 +285,12 @@ impl LoadedModel {
             note = Some(verdict.sentence());
             kind = PolicyKind::LeastLoaded;
         }
-        let params = PolicyParams {
+        let policy = kind.build(&self.policy_params(config, calibration));
+        Ok((policy.map_err(|error| EngineError::Config(error.to_string()))?, note))
+    }
+
+    fn policy_params(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> PolicyParams {
+        PolicyParams {
             seed: config.seed,
             n_workers: config.decode.n_workers(),
             tau: config.tau.unwrap_or_else(|| calibration.map_or(0.1, |c| c.tau)),
@@ -294,9 +299,7 @@ impl LoadedModel {
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams::default(),
-        };
-        let policy = kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))?;
-        Ok((policy, note))
+        }
     }
 
     fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> (PolicyKind, Option<String>) {
@@ -335,6 +338,11 @@ impl LoadedModel {
         let (policy, note) = self.policy_and_note(config, calibration.as_deref())?;
         let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
         // A dense model, or one that locality does not help, is routed by load.
+        let lent = Lent {
+            params: self.policy_params(config, calibration.as_deref()),
+            counts_all: tapped == self.usable_layers(),
+            counts_mask: calibration.as_ref().is_some_and(|c| c.layers.iter().all(|layer| tapped.contains(layer))),
+        };
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         let parts = EngineParts {
             prefill: self.prefill_workers(config, &tapped)?,
@@ -351,7 +359,7 @@ impl LoadedModel {
             Some(refit) => Engine::start_refitting(parts, refit),
             None => Engine::start(parts),
         };
-        engine.map(|engine| engine.with_policy_note(note))
+        engine.map(|engine| engine.with_policy_note(note).lending(lent.builder()))
     }
 
     fn model(&self) -> &Model {

@@ -187,9 +187,9 @@ impl Metrics {
         self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
-    pub fn ended(&self, entry: &Entry, policy: &str, outcome: &str) {
+    pub fn ended(&self, entry: &Entry, outcome: &str) {
         let worker = entry.worker().map_or("none".to_owned(), |worker| worker.to_string());
-        let labels = [("policy", policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
+        let labels = [("policy", entry.policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
         self.requests.get_or_create(&labels).inc();
         if let Some(ttft) = entry.ttft() {
             self.prompt_tokens.inc_by(u64::from(entry.prompt_tokens));
