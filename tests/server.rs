@@ -224,7 +224,11 @@ fn the_experts_of_prompts_and_batches_are_shown() {
     assert!(world.wait_idle());
     assert!(world.engine.residents().is_empty(), "a sequence that ended is still held");
     let heat = world.get("/v1/eldr/experts").json();
-    assert_eq!((heat["workers"].as_array().unwrap().len(), &heat["workers"][0]["n_sequences"]), (2, &json!(0)), "{heat}");
+    assert_eq!(
+        (heat["workers"].as_array().unwrap().len(), &heat["workers"][0]["n_sequences"]),
+        (2, &json!(0)),
+        "{heat}"
+    );
 }
 
 #[test]

@@ -81,7 +81,9 @@ pub(super) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
                 "id": slots.len(), "n_ctx": app.engine.n_ctx_slot(), "is_processing": entry.is_some(),
                 "id_task": entry.map(|entry| entry.request.0),
                 "n_prompt_tokens": entry.map(|entry| entry.prompt_tokens),
-                "next_token": entry.map(|entry| json!({ "n_decoded": entry.n_generated() })),
+                "n_prompt_tokens_cache": entry.and_then(|entry| entry.cached_tokens()),
+                "next_token": entry.map(|entry| json!([{ "n_decoded": entry.n_generated(), "has_next_token": true }])),
+                "speculative": false,
                 "eldr": { "worker": worker.id, "request": entry.map(|entry| &entry.id) },
             }));
         }

@@ -69,6 +69,8 @@ struct Sampled {
     kv_used: Family<Worker, Real>,
     processing: Gauge,
     deferred: Gauge,
+    prompt_rate: Real,
+    output_rate: Real,
 }
 
 /// Durations that the engine counted.
@@ -111,6 +113,10 @@ impl Metrics {
             output_seconds: Seconds::default(),
             sampled: Sampled::default(),
         };
+        // Those that nobody has seen yet are zero, not missing.
+        for reason in ["api_key", "draining", "queue_full"] {
+            metrics.refused.get_or_create(&[("reason", reason)]).inc_by(0);
+        }
         metrics.register()
     }
 
@@ -165,6 +171,10 @@ impl Metrics {
             "Time from first to last token, summed",
             self.output_seconds.clone(),
         );
+        r.register("llamacpp:prompt_tokens_cached", "Prompt tokens that were not computed again", s.cached.clone());
+        let per_second = "tokens a second of a choice, on average since the start";
+        r.register("llamacpp:prompt_tokens_seconds", format!("Prompt {per_second}"), s.prompt_rate.clone());
+        r.register("llamacpp:predicted_tokens_seconds", format!("Generated {per_second}"), s.output_rate.clone());
         self.registry = r;
         self
     }
@@ -219,6 +229,9 @@ impl Metrics {
         s.queued.set(whole(stats.n_queued));
         s.processing.set(whole(stats.n_active - stats.n_queued.min(stats.n_active)));
         s.deferred.set(whole(stats.n_queued));
+        let rate = |n: &Counter, time: &Seconds| if time.get() > 0.0 { n.get() as f64 / time.get() } else { 0.0 };
+        s.prompt_rate.set(rate(&self.prompt_tokens, &self.prompt_seconds));
+        s.output_rate.set(rate(&self.output_tokens, &self.output_seconds));
         s.retried.inner().store(stats.dispatch.n_retried, Ordering::Relaxed);
         s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
         s.cached.inner().store(stats.cache.n_cached_tokens, Ordering::Relaxed);

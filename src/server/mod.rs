@@ -27,6 +27,7 @@ mod respond;
 mod schema;
 mod shape;
 mod signals;
+mod span;
 mod special;
 mod stop;
 mod template;

@@ -31,7 +31,7 @@ port_ours="$(free_port)"
 LD_LIBRARY_PATH="$(dirname "$peer")" "$peer" -m "$model" --host 127.0.0.1 --port "$port_theirs" --api-key key -t 1 -tb 1 \
     -np 2 -c 2048 -fa off --metrics --slots --jinja >"$work/theirs" 2>&1 &
 pids+=("$!")
-"$eldr" serve -m "$model" --port "$port_ours" --api-key key --threads 1 --exact --prefill 1 --workers 1 --slots 2 --ctx 1024 \
+"$eldr" serve -m "$model" --port "$port_ours" --api-key key --threads 1 --exact --prefill 1 --decode 1 --slots 2 --ctx 1024 \
     >"$work/ours" 2>&1 &
 pids+=("$!")
 for port in "$port_theirs" "$port_ours"; do

@@ -79,7 +79,7 @@ CONF
 "$(command -v nginx || echo /usr/sbin/nginx)" -c "$work/nginx.conf" 2>"$work/nginx.err" &
 pids+=("$!")
 ours="$(free_port)"
-"$eldr" serve -m "$model" --port "$ours" --threads 1 --prefill 1 --workers "$workers" --slots "$slots" --ctx "$ctx" \
+"$eldr" serve -m "$model" --port "$ours" --threads 1 --prefill 1 --decode "$workers" --slots "$slots" --ctx "$ctx" \
     --flash-attn off "${more[@]}" >"$work/ours" 2>&1 &
 pids+=("$!")
 wait_for "$theirs"

@@ -77,7 +77,8 @@ def json_schema():
     schema = {
         "type": "object",
         "properties": {"title": {"type": "string", "maxLength": 12}, "kind": {"enum": ["a", "b"]},
-                       "pages": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}},
+                       "pages": {"type": "array", "items": {"type": "integer", "minimum": 1, "exclusiveMaximum": 1200}, "minItems": 1,
+                                 "maxItems": 2}},
         "required": ["title", "kind", "pages"], "additionalProperties": False,
     }
     for seed in range(3):
@@ -86,6 +87,7 @@ def json_schema():
             response_format={"type": "json_schema", "json_schema": {"name": "book", "strict": True, "schema": schema}})
         book = json.loads(reply.choices[0].message.content)
         assert list(book) == ["title", "kind", "pages"], book
+        assert all(1 <= page < 1200 for page in book["pages"]), book
         assert book["kind"] in ("a", "b") and 1 <= len(book["pages"]) <= 2 and reply.choices[0].finish_reason == "stop"
     reply = client.chat.completions.create(
         model=MODEL, messages=HI, max_tokens=8, extra_body={"grammar": 'root ::= "yes" | "no"'})

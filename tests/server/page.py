@@ -46,8 +46,10 @@ def open_page(browser, **how):
     page = browser.new_context(**how).new_page()
     page.faults, page.asked = [], []
     page.on("pageerror", lambda error: page.faults.append(str(error)))
-    # Before it has a key it is refused, which the browser notes.
-    page.on("console", lambda line: page.faults.append(line.text) if line.type == "error" and "401" not in line.text else None)
+    # The browser notes what is refused: all before there is a key, and a prompt that asks for no token.
+    refusals = ("status of 401", "status of 400")
+    page.on("console", lambda line: page.faults.append(line.text)
+            if line.type == "error" and not any(refusal in line.text for refusal in refusals) else None)
     page.on("request", lambda request: page.asked.append(request.url))
     page.goto(URL)
     page.fill("#key", KEY)
