@@ -29,8 +29,8 @@ for _ in $(seq 600); do
 done
 url=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["url"])' "$work/started")
 
-python3 tests/server/streams.py "$url" "$streams" 8
-python3 tests/server/health.py "$url" "$((seconds / 2))"
+python3 tests/server/streams.py "$url" "$streams" 8 "$server"
+python3 tests/server/health.py "$url" "$((seconds / 2))" 1800
 python3 tests/server/abuse.py "$url" "$server" "$seconds"
 kill -TERM "$server"
 wait "$server"
