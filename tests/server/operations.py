@@ -125,6 +125,8 @@ def a_settings_file_takes_every_flag(work):
         path.write_text(f"[serve]\n{name} = {{}}\n")
         code, _, err = run("serve", "--check", "--config", str(path))
         assert code == 2 and name in err and "unknown" not in err, (name, err)
+    code, out, err = run("serve", "--check", "--config", str(OPS / "eldr.toml"), "--threads", "1")
+    assert code == 0 and "would serve" in out + err, err
     path.write_text("[serve]\nprot = 1\n")
     code, _, err = run("serve", "--check", "--config", str(path))
     assert code == 2 and "prot" in err, err
@@ -244,7 +246,7 @@ def a_calibration_is_read_again(work):
 def workers_are_drained_and_taken_back(_):
     with serving("--decode", "2", "--policy", "round_robin") as server:
         explain = {"prompt": "x", "max_tokens": 3, "eldr": {"explain": True}}
-        stream = server.stream({**LONG, "eldr": {"explain": True}})
+        stream = server.stream({**LONG, "max_tokens": 400})
         assert stream.readline().startswith(b"data: ")
         held = next(worker["id"] for worker in server.json("GET", "/v1/eldr/workers")[1]["workers"] if worker["n_inflight"])
         assert server.json("POST", f"/v1/eldr/workers/{held}/drain")[0] == 200
