@@ -4,8 +4,11 @@
 
 mod calibration_file;
 mod config;
+#[cfg(feature = "llama")]
+mod copies;
 mod error;
 mod handle;
+mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
 #[cfg(feature = "llama")]
@@ -15,6 +18,9 @@ mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
 mod permits;
+mod placement;
+#[cfg(feature = "llama")]
+mod plan;
 mod prefix_budget;
 mod ram_tier;
 #[cfg(feature = "llama")]
@@ -24,18 +30,22 @@ mod refit;
 mod replace;
 mod residents;
 mod shared;
+#[cfg(feature = "llama")]
+mod sharing;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
 mod threads;
 mod timed;
 mod tokenizer;
+mod topology;
 mod trace_file;
 mod trace_writer;
+mod watchdog;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
-pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
+pub use config::{EngineConfig, FlashAttention, KvFormat};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
@@ -47,6 +57,9 @@ pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
+#[cfg(feature = "llama")]
+pub use plan::{Plan, PlannedDevice};
 pub use prefix_budget::PrefixBudget;
 pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
@@ -56,12 +69,15 @@ pub use replace::{OutputError, check_output, replace_file, replace_files};
 pub use residents::{PolicyBuilder, Resident};
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
+#[cfg(feature = "llama")]
+pub use sharing::{ThreadUse, thread_use};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
+pub use topology::{Layout, NumaNode, Topology};
 pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};
 pub use trace_writer::{TraceWriter, check_trace_output};
 
