@@ -20,7 +20,8 @@ use crate::{
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{
-        Answers, DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, WorkerEvent,
+        Answers, DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, SubmitParams,
+        WorkerEvent,
     },
     types::{Request, Token, WorkerId},
 };
@@ -77,6 +78,8 @@ struct Inner {
     shared: Arc<Shared>,
     tokenizer: Arc<dyn Tokenizer>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of the decode workers.
+    names: Mutex<Vec<String>>,
     terms: Terms,
     schedulers: Arc<Schedulers>,
 }
@@ -138,6 +141,7 @@ impl Engine {
         let policy = Box::new(TimedPolicy { policy: parts.policy, times: Arc::clone(&route_times) });
         let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, policy, parts.calibration, parts.limits);
         let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
+        let names = parts.decode.iter().map(|worker| worker.name.clone()).collect();
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
@@ -171,7 +175,8 @@ impl Engine {
             fits.start(Arc::downgrade(&shared))?;
         }
         let threads = Mutex::new(std::mem::take(&mut starter.threads));
-        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, terms, schedulers })))
+        let (names, tokenizer) = (Mutex::new(names), parts.tokenizer);
+        Ok(Self(Arc::new(Inner { shared, tokenizer, threads, names, terms, schedulers })))
     }
 
     /// Accepts a request, or says why not; the answer comes through the stream.
@@ -181,8 +186,19 @@ impl Engine {
 
     /// As [`Engine::submit`], with a priority in the queue for a prefill worker.
     pub fn submit_as(&self, request: Request, priority: Priority) -> Result<TokenStream, EngineError> {
+        self.submit_with(request, SubmitParams { priority, ..SubmitParams::default() })
+    }
+
+    /// As [`Engine::submit`], with a priority and a policy of its own.
+    ///
+    /// # Errors
+    /// Beside [`Engine::submit`]'s, those of [`Engine::lend_policy`].
+    pub fn submit_with(&self, request: Request, params: SubmitParams) -> Result<TokenStream, EngineError> {
         self.check(&request)?;
-        let (id, events) = self.0.shared.submit(request, priority)?;
+        if let Some(kind) = params.policy {
+            self.lend_policy(kind)?;
+        }
+        let (id, events) = self.0.shared.submit(request, params)?;
         let tokenizer = Arc::clone(&self.0.tokenizer);
         Ok(TokenStream::new(id, events, tokenizer, Arc::downgrade(&self.0.shared)))
     }
@@ -215,12 +231,13 @@ impl Engine {
     /// # Errors
     /// A worker that can not exchange sequences with the others is refused with the setting that differs.
     pub fn add_decode(&self, worker: EngineWorker) -> Result<WorkerId, EngineError> {
-        let Inner { shared, threads, terms, schedulers, .. } = &*self.0;
+        let Inner { shared, threads, names, terms, schedulers, .. } = &*self.0;
         terms.check(&worker)?;
         // Held to the end, so that a shutdown at the same time waits for the new thread too.
         let mut threads = threads.lock();
         let (to, inbox) = unbounded();
         let id = shared.add_decode(worker.runner.info().n_slots, to)?;
+        names.lock().push(worker.name.clone());
         let source = Source::Decode(id);
         let watch = watch(&worker, source, shared, schedulers);
         let scheduler = schedulers.make(source, worker.runner.info());
@@ -261,6 +278,15 @@ impl Engine {
     /// band keeps its width.
     pub fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
         self.0.shared.set_calibration(calibration)
+    }
+
+    /// The names of the decode workers, by number: `decode 3 on CPU`.
+    pub fn decode_names(&self) -> Vec<String> {
+        self.0.names.lock().clone()
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.0.shared
     }
 
     /// The moment the times of stream events are counted from.
@@ -357,15 +383,20 @@ fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
 fn check_sampling(request: &Request) -> Result<(), String> {
     let s = &request.sampling;
     let rules = [
-        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", "0 or more"),
-        ((0.0..=1.0).contains(&s.top_p), "top_p", "between 0 and 1"),
-        ((0.0..=1.0).contains(&s.min_p), "min_p", "between 0 and 1"),
-        (s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0, "penalty_repeat", "above 0"),
-        (s.penalty_freq.is_finite(), "penalty_freq", "a finite number"),
-        (s.penalty_present.is_finite(), "penalty_present", "a finite number"),
+        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", s.temperature, "a finite number, 0 or more"),
+        ((0.0..=1.0).contains(&s.top_p), "top_p", s.top_p, "between 0 and 1"),
+        ((0.0..=1.0).contains(&s.min_p), "min_p", s.min_p, "between 0 and 1"),
+        (
+            s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0,
+            "penalty_repeat",
+            s.penalty_repeat,
+            "a finite number above 0",
+        ),
+        (s.penalty_freq.is_finite(), "penalty_freq", s.penalty_freq, "a finite number"),
+        (s.penalty_present.is_finite(), "penalty_present", s.penalty_present, "a finite number"),
     ];
     match rules.iter().find(|rule| !rule.0) {
-        Some((_, name, want)) => Err(format!("{name} must be {want}")),
+        Some((_, name, value, want)) => Err(format!("{name} is {value}; it must be {want}")),
         None => Ok(()),
     }
 }

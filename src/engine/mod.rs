@@ -31,6 +31,7 @@ mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod residents;
 mod restore_rates;
 mod shared;
 #[cfg(feature = "llama")]
@@ -73,6 +74,7 @@ pub use ram_tier::RamTier;
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use residents::{PolicyBuilder, Resident};
 pub use restore_rates::RestoreRates;
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};

@@ -10,6 +10,7 @@ use crate::{
         LlamaRunner, ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
         copies::{Copies, ReadyWorker, kv_type},
         read_calibration,
+        residents::Lent,
         sharing::Sharing,
         versions, weights,
     },
@@ -303,7 +304,12 @@ impl LoadedModel {
             note = Some(verdict.sentence());
             kind = PolicyKind::LeastLoaded;
         }
-        let params = PolicyParams {
+        let policy = kind.build(&self.policy_params(config, calibration));
+        Ok((policy.map_err(|error| EngineError::Config(error.to_string()))?, note))
+    }
+
+    fn policy_params(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> PolicyParams {
+        PolicyParams {
             seed: config.seed,
             n_workers: config.decode.n_workers(),
             tau: config.tau.unwrap_or_else(|| calibration.map_or(0.1, |c| c.tau)),
@@ -312,9 +318,7 @@ impl LoadedModel {
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams::default(),
-        };
-        let policy = kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))?;
-        Ok((policy, note))
+        }
     }
 
     fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> (PolicyKind, Option<String>) {
@@ -353,6 +357,11 @@ impl LoadedModel {
         let (policy, note) = self.policy_and_note(config, calibration.as_deref())?;
         let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
         // A dense model, or one that locality does not help, is routed by load.
+        let lent = Lent {
+            params: self.policy_params(config, calibration.as_deref()),
+            counts_all: tapped == self.usable_layers(),
+            counts_mask: calibration.as_ref().is_some_and(|c| c.layers.iter().all(|layer| tapped.contains(layer))),
+        };
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         // Answers come back with their picks, which every step must then tell.
         let sampled = refit.as_ref().map_or(0, |refit| refit.sample_decode);
@@ -376,7 +385,7 @@ impl LoadedModel {
         };
         let engine = Engine::start_with(parts, EngineExtras { refit, disk })?;
         pins.iter().try_for_each(|tokens| engine.pin(tokens))?;
-        Ok(engine.with_policy_note(note))
+        Ok(engine.with_policy_note(note).lending(lent.builder()))
     }
 
     fn model(&self) -> &Model {

@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,11 +10,17 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::{
     calibrate::Calibration,
     engine::{
-        DiskStats, DiskTier, EngineError, PrefixTiers, Times, refit::Refit, stream::RawEvent, timed::SharedTimes,
+        DiskStats, DiskTier, EngineError, PrefixTiers, Resident, Times,
+        refit::Refit,
+        residents::{Lent, PolicyBuilder},
+        stream::RawEvent,
+        timed::SharedTimes,
     },
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Priority, Source, WorkerEvent},
+    schedule::{
+        CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Source, SubmitParams, WorkerEvent,
+    },
     types::{FinishReason, Request, RequestId, Token, WorkerId},
 };
 
@@ -29,7 +35,7 @@ pub(super) enum ToWorker {
 
 /// What the client side and the workers share: the dispatcher, the streams and the way to each worker.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// Signalled when a request ends and when a deadline may have moved closer.
     changed: Condvar,
     started: Instant,
@@ -40,9 +46,13 @@ pub(super) struct Shared {
     tiers: Mutex<Option<PrefixTiers>>,
 }
 
-struct State {
-    dispatcher: Dispatcher,
+pub(super) struct State {
+    pub(super) dispatcher: Dispatcher,
     streams: HashMap<RequestId, async_channel::Sender<RawEvent>>,
+    /// What the decode workers were given and have not ended.
+    pub(super) residents: BTreeMap<RequestId, Resident>,
+    /// Makes policies for requests that ask for another.
+    pub(super) build_policy: PolicyBuilder,
     prefill: Vec<Sender<ToWorker>>,
     decode: Vec<Sender<ToWorker>>,
     commands: Vec<Command>,
@@ -113,6 +123,8 @@ impl Shared {
         let state = State {
             dispatcher,
             streams: HashMap::new(),
+            residents: BTreeMap::new(),
+            build_policy: Lent::load_balancers(decode.len()).builder(),
             prefill,
             decode,
             commands: Vec::new(),
@@ -138,7 +150,7 @@ impl Shared {
     pub(super) fn submit(
         &self,
         request: Request,
-        priority: Priority,
+        params: SubmitParams,
     ) -> Result<(RequestId, async_channel::Receiver<RawEvent>), EngineError> {
         let mut state = self.state.lock();
         if state.draining {
@@ -150,7 +162,7 @@ impl Shared {
         let now = self.started.elapsed();
         let has_deadline = request.deadline.is_some();
         let State { dispatcher, commands, .. } = &mut *state;
-        if let Err(full) = dispatcher.submit_as(priority, id, Arc::new(request), now, commands) {
+        if let Err(full) = dispatcher.submit_with(params, id, Arc::new(request), now, commands) {
             state.streams.remove(&id);
             return Err(full.into());
         }
@@ -192,6 +204,7 @@ impl Shared {
             if let WorkerEvent::Returned { job, error } = &event {
                 log::warn!("request {} is prefilled again: {error}", job.id);
                 state.given_back(source);
+                state.residents.remove(&job.id);
             }
             let State { dispatcher, commands, .. } = &mut *state;
             dispatcher.on_event(source, event, commands);
@@ -209,7 +222,9 @@ impl Shared {
                 match command {
                     Command::Prefill(worker, job) => state.tell(Source::Prefill(worker), ToWorker::Prefill(job)),
                     Command::Decode(worker, handoff, decision) => {
-                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now));
+                        let resident = Resident::new(worker, &handoff);
+                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now, resident.counts.clone()));
+                        state.residents.insert(handoff.job.id, resident);
                         state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
                     }
                     Command::Keep(worker, left) => state.tell(Source::Prefill(worker), ToWorker::Keep(left)),
@@ -217,6 +232,7 @@ impl Shared {
                     Command::End(id, outcome) => {
                         state.send(id, RawEvent::End(outcome));
                         state.streams.remove(&id);
+                        state.residents.remove(&id);
                         self.changed.notify_all();
                     }
                 }

@@ -21,7 +21,7 @@ mod runner;
 mod waiting;
 
 pub use decode::{Answers, DecodeStep, DecodeWorker};
-pub use dispatch::{Command, Dispatcher, MemberError, Outcome, Source};
+pub use dispatch::{Command, Dispatcher, MemberError, Outcome, Source, SubmitParams};
 pub use event::{CacheChange, WorkerEvent};
 pub use fake::{FakeModel, FakeRunner, Fault};
 pub use job::{Handoff, Job, Leftover};
