@@ -28,6 +28,7 @@ mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod rpc_front;
 mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
@@ -65,13 +66,14 @@ pub use ram_tier::RamTier;
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use rpc_front::RpcFront;
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
 #[cfg(feature = "llama")]
 pub use sharing::{ThreadUse, thread_use};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
+pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
@@ -80,4 +82,4 @@ pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trac
 pub use trace_writer::{TraceWriter, check_trace_output};
 
 #[cfg(feature = "llama")]
-pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts};
+pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts, rpc_endpoint};
