@@ -33,6 +33,7 @@ mod refit;
 mod replace;
 mod residents;
 mod restore_rates;
+mod rpc_front;
 mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
@@ -76,13 +77,14 @@ pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner}
 pub use replace::{OutputError, check_output, replace_file, replace_files};
 pub use residents::{PolicyBuilder, Resident};
 pub use restore_rates::RestoreRates;
+pub use rpc_front::RpcFront;
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
 #[cfg(feature = "llama")]
 pub use sharing::{ThreadUse, thread_use};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
+pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
@@ -91,4 +93,4 @@ pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trac
 pub use trace_writer::{TraceWriter, check_trace_output};
 
 #[cfg(feature = "llama")]
-pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts};
+pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts, rpc_endpoint};

@@ -40,7 +40,7 @@ mod vocab;
 pub use backend::{Backend, RPC_DEADLINE, rpc_endpoint};
 pub use batch::Batch;
 pub use context::Context;
-pub use device::{Device, DeviceInfo, DeviceKind};
+pub use device::{Device, DeviceInfo, DeviceKind, is_named};
 pub use error::{DecodeError, DecodeFailure, LlamaError};
 pub use facts::{ExpertBytes, ModelFacts};
 pub use gguf::{INFLATED_OF, fingerprint};
