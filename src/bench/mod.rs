@@ -4,6 +4,8 @@
 
 pub mod chart;
 mod error;
+#[cfg(feature = "llama")]
+mod expert_bytes;
 pub mod html;
 mod machine;
 mod memo;

@@ -19,6 +19,7 @@ mod progress;
 mod prompts;
 mod record;
 mod route;
+mod rpc_server;
 mod run;
 #[cfg(feature = "server")]
 mod serve;
@@ -84,6 +85,8 @@ enum Verb {
     Inspect(inspect::InspectArgs),
     /// Write a model with larger experts and the same outputs
     Inflate(inflate::InflateArgs),
+    /// Lend a device of this machine to other machines
+    RpcServer(rpc_server::RpcServerArgs),
     /// Look for what would keep a model from running well
     Doctor(doctor::DoctorArgs),
     /// Print a completion script
@@ -239,6 +242,7 @@ impl Verb {
             Self::Inspect(args) => args.json,
             Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
+            Self::RpcServer(args) => args.json,
             Self::Completions { json, .. } => *json,
         }
     }
@@ -252,7 +256,12 @@ impl Verb {
             Self::Record(args) => vec![&args.output],
             #[cfg(feature = "server")]
             Self::Serve(args) => args.outputs(),
-            Self::Run(_) | Self::Route(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
+            Self::Run(_)
+            | Self::Route(_)
+            | Self::Inspect(_)
+            | Self::Doctor(_)
+            | Self::RpcServer(_)
+            | Self::Completions { .. } => Vec::new(),
         }
     }
 
@@ -269,6 +278,7 @@ impl Verb {
             Self::Inspect(args) => args.run(&mut output),
             Self::Inflate(args) => args.run(&mut output),
             Self::Doctor(args) => args.run(&mut output),
+            Self::RpcServer(args) => args.run(&mut output),
             Self::Completions { shell, .. } => completions(shell, &mut output),
         }
     }

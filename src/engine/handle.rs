@@ -13,14 +13,15 @@ use crate::{
         DiskTier, EngineError, EngineStats, Permits, PrefixTiers, RamTier, RestoreRates, Shared, TokenStream,
         Tokenizer,
         refit::Refit,
-        timed::{SharedTimes, TimedPolicy, TimedRunner},
-        worker::{Scheduler, Starter, spawn_worker},
+        timed::{SharedTimes, TimedPolicy},
+        watchdog::{Schedulers, Watch},
+        worker::{Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{
-        Answers, DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore,
-        Priority, RunnerInfo, Source, WorkerEvent,
+        Answers, DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, SubmitParams,
+        WorkerEvent,
     },
     types::{Request, Token, WorkerId},
 };
@@ -77,7 +78,10 @@ struct Inner {
     shared: Arc<Shared>,
     tokenizer: Arc<dyn Tokenizer>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of the decode workers.
+    names: Mutex<Vec<String>>,
     terms: Terms,
+    schedulers: Arc<Schedulers>,
 }
 
 /// What every worker must agree with: the first one, and how prompts are cut.
@@ -137,46 +141,42 @@ impl Engine {
         let policy = Box::new(TimedPolicy { policy: parts.policy, times: Arc::clone(&route_times) });
         let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, policy, parts.calibration, parts.limits);
         let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
+        let names = parts.decode.iter().map(|worker| worker.name.clone()).collect();
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
-        let eog = parts.tokenizer.end_tokens().to_vec();
         let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
         let rates = RestoreRates::default();
         let tiers = PrefixTiers::new(ram, disk, rates.clone());
-        let store = || tiers.clone().map(|tiers| Box::new(tiers) as Box<dyn PrefixStore>);
         let shared = Shared::new(dispatcher, prefill_to, decode_to, refit, route_times, tiers.clone());
         let shared = Arc::new(shared);
+        let schedulers = Arc::new(Schedulers {
+            chunk: parts.chunk,
+            eog: parts.tokenizer.end_tokens().to_vec(),
+            n_expert: parts.n_expert,
+            prefix: parts.prefix,
+            tiers,
+            rates,
+            answers: terms.answers.clone(),
+        });
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
-        for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
-            let info = worker.runner.info();
-            let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
-            let EngineWorker { name, runner, permits } = worker;
-            let times = Arc::clone(&shared.restore_times);
-            let runner = Box::new(TimedRunner { runner, times, rates: Some(rates.clone()) });
-            starter.spawn(
-                Source::Prefill(WorkerId(index as u32)),
-                EngineWorker { name, runner, permits },
-                Scheduler::Prefill(Box::new(scheduler)),
-                inbox,
-            )?;
-        }
-        for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {
-            let scheduler = DecodeWorker::new(worker.runner.info(), parts.chunk, &eog).returning(terms.answers.clone());
-            starter.spawn(
-                Source::Decode(WorkerId(index as u32)),
-                timed(worker, &shared),
-                Scheduler::Decode(Box::new(scheduler)),
-                inbox,
-            )?;
+        let prefill = parts.prefill.into_iter().zip(prefill_in).zip(0..);
+        let prefill = prefill.map(|(worker, index)| (Source::Prefill(WorkerId(index)), worker));
+        let decode = parts.decode.into_iter().zip(decode_in).zip(0..);
+        let decode = decode.map(|(worker, index)| (Source::Decode(WorkerId(index)), worker));
+        for (source, (worker, inbox)) in prefill.chain(decode) {
+            let watch = watch(&worker, source, &shared, &schedulers);
+            let scheduler = schedulers.make(source, worker.runner.info());
+            starter.spawn(source, schedulers.timed(source, worker, &shared), scheduler, inbox)?;
+            starter.threads.extend(watch.map(Watch::start).transpose()?);
         }
         starter.spawn_deadlines()?;
         if let Some(fits) = fits {
             fits.start(Arc::downgrade(&shared))?;
         }
         let threads = Mutex::new(std::mem::take(&mut starter.threads));
-        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, terms })))
+        let (names, tokenizer) = (Mutex::new(names), parts.tokenizer);
+        Ok(Self(Arc::new(Inner { shared, tokenizer, threads, names, terms, schedulers })))
     }
 
     /// Accepts a request, or says why not; the answer comes through the stream.
@@ -186,8 +186,19 @@ impl Engine {
 
     /// As [`Engine::submit`], with a priority in the queue for a prefill worker.
     pub fn submit_as(&self, request: Request, priority: Priority) -> Result<TokenStream, EngineError> {
+        self.submit_with(request, SubmitParams { priority, ..SubmitParams::default() })
+    }
+
+    /// As [`Engine::submit`], with a priority and a policy of its own.
+    ///
+    /// # Errors
+    /// Beside [`Engine::submit`]'s, those of [`Engine::lend_policy`].
+    pub fn submit_with(&self, request: Request, params: SubmitParams) -> Result<TokenStream, EngineError> {
         self.check(&request)?;
-        let (id, events) = self.0.shared.submit(request, priority)?;
+        if let Some(kind) = params.policy {
+            self.lend_policy(kind)?;
+        }
+        let (id, events) = self.0.shared.submit(request, params)?;
         let tokenizer = Arc::clone(&self.0.tokenizer);
         Ok(TokenStream::new(id, events, tokenizer, Arc::downgrade(&self.0.shared)))
     }
@@ -220,24 +231,21 @@ impl Engine {
     /// # Errors
     /// A worker that can not exchange sequences with the others is refused with the setting that differs.
     pub fn add_decode(&self, worker: EngineWorker) -> Result<WorkerId, EngineError> {
-        let Inner { shared, tokenizer, threads, terms } = &*self.0;
+        let Inner { shared, threads, names, terms, schedulers, .. } = &*self.0;
         terms.check(&worker)?;
         // Held to the end, so that a shutdown at the same time waits for the new thread too.
         let mut threads = threads.lock();
         let (to, inbox) = unbounded();
         let id = shared.add_decode(worker.runner.info().n_slots, to)?;
-        let scheduler = DecodeWorker::new(worker.runner.info(), terms.chunk, tokenizer.end_tokens());
-        let scheduler = scheduler.returning(terms.answers.clone());
-        match spawn_worker(
-            shared,
-            Source::Decode(id),
-            timed(worker, shared),
-            Scheduler::Decode(Box::new(scheduler)),
-            inbox,
-        ) {
-            Ok(thread) => threads.push(thread),
+        names.lock().push(worker.name.clone());
+        let source = Source::Decode(id);
+        let watch = watch(&worker, source, shared, schedulers);
+        let scheduler = schedulers.make(source, worker.runner.info());
+        let started = spawn_worker(shared, source, schedulers.timed(source, worker, shared), scheduler, inbox);
+        match started.and_then(|thread| Ok((thread, watch.map(Watch::start).transpose()?))) {
+            Ok((thread, watching)) => threads.extend([thread].into_iter().chain(watching)),
             Err(error) => {
-                shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
+                shared.deliver(source, None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
                 return Err(error);
             }
         }
@@ -270,6 +278,15 @@ impl Engine {
     /// band keeps its width.
     pub fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
         self.0.shared.set_calibration(calibration)
+    }
+
+    /// The names of the decode workers, by number: `decode 3 on CPU`.
+    pub fn decode_names(&self) -> Vec<String> {
+        self.0.names.lock().clone()
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.0.shared
     }
 
     /// The moment the times of stream events are counted from.
@@ -344,11 +361,16 @@ impl Drop for Inner {
     }
 }
 
-/// A decode worker whose hand-offs are timed.
-fn timed(worker: EngineWorker, shared: &Shared) -> EngineWorker {
-    let EngineWorker { name, runner, permits } = worker;
-    let runner = Box::new(TimedRunner { runner, times: Arc::clone(&shared.handoff_times), rates: None });
-    EngineWorker { name, runner, permits }
+/// The watch over a worker whose device may fail.
+fn watch(worker: &EngineWorker, source: Source, shared: &Arc<Shared>, schedulers: &Arc<Schedulers>) -> Option<Watch> {
+    Some(Watch {
+        shared: Arc::clone(shared),
+        source,
+        name: worker.name.clone(),
+        permits: worker.permits.clone(),
+        recovery: worker.runner.recovery()?,
+        schedulers: Arc::clone(schedulers),
+    })
 }
 
 fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
@@ -361,15 +383,20 @@ fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
 fn check_sampling(request: &Request) -> Result<(), String> {
     let s = &request.sampling;
     let rules = [
-        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", "0 or more"),
-        ((0.0..=1.0).contains(&s.top_p), "top_p", "between 0 and 1"),
-        ((0.0..=1.0).contains(&s.min_p), "min_p", "between 0 and 1"),
-        (s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0, "penalty_repeat", "above 0"),
-        (s.penalty_freq.is_finite(), "penalty_freq", "a finite number"),
-        (s.penalty_present.is_finite(), "penalty_present", "a finite number"),
+        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", s.temperature, "a finite number, 0 or more"),
+        ((0.0..=1.0).contains(&s.top_p), "top_p", s.top_p, "between 0 and 1"),
+        ((0.0..=1.0).contains(&s.min_p), "min_p", s.min_p, "between 0 and 1"),
+        (
+            s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0,
+            "penalty_repeat",
+            s.penalty_repeat,
+            "a finite number above 0",
+        ),
+        (s.penalty_freq.is_finite(), "penalty_freq", s.penalty_freq, "a finite number"),
+        (s.penalty_present.is_finite(), "penalty_present", s.penalty_present, "a finite number"),
     ];
     match rules.iter().find(|rule| !rule.0) {
-        Some((_, name, want)) => Err(format!("{name} must be {want}")),
+        Some((_, name, value, want)) => Err(format!("{name} is {value}; it must be {want}")),
         None => Ok(()),
     }
 }

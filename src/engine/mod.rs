@@ -4,10 +4,13 @@
 
 mod calibration_file;
 mod config;
+#[cfg(feature = "llama")]
+mod copies;
 mod disk_file;
 mod disk_tier;
 mod error;
 mod handle;
+mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
 #[cfg(feature = "llama")]
@@ -17,6 +20,9 @@ mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
 mod permits;
+mod placement;
+#[cfg(feature = "llama")]
+mod plan;
 mod prefix_budget;
 mod prefix_tiers;
 mod ram_tier;
@@ -25,22 +31,28 @@ mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod residents;
 mod restore_rates;
+mod rpc_front;
 mod shared;
+#[cfg(feature = "llama")]
+mod sharing;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
 mod threads;
 mod timed;
 mod tokenizer;
+mod topology;
 mod trace_file;
 mod trace_writer;
+mod watchdog;
 #[cfg(feature = "llama")]
 mod weights;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
-pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
+pub use config::{EngineConfig, FlashAttention, KvFormat};
 pub use disk_tier::{DiskStats, DiskTier};
 pub use error::EngineError;
 pub use handle::{Engine, EngineExtras, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
@@ -53,6 +65,9 @@ pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
+#[cfg(feature = "llama")]
+pub use plan::{Plan, PlannedDevice};
 pub use prefix_budget::PrefixBudget;
 pub use prefix_tiers::PrefixTiers;
 pub use ram_tier::RamTier;
@@ -60,17 +75,22 @@ pub use ram_tier::RamTier;
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use residents::{PolicyBuilder, Resident};
 pub use restore_rates::RestoreRates;
+pub use rpc_front::RpcFront;
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
+#[cfg(feature = "llama")]
+pub use sharing::{ThreadUse, thread_use};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
+pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
+pub use topology::{Layout, NumaNode, Topology};
 pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};
 pub use trace_writer::{TraceWriter, check_trace_output};
 
 #[cfg(feature = "llama")]
-pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts};
+pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts, rpc_endpoint};

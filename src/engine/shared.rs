@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,11 +10,17 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::{
     calibrate::Calibration,
     engine::{
-        DiskStats, DiskTier, EngineError, PrefixTiers, Times, refit::Refit, stream::RawEvent, timed::SharedTimes,
+        DiskStats, DiskTier, EngineError, PrefixTiers, Resident, Times,
+        refit::Refit,
+        residents::{Lent, PolicyBuilder},
+        stream::RawEvent,
+        timed::SharedTimes,
     },
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Priority, Source, WorkerEvent},
+    schedule::{
+        CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Source, SubmitParams, WorkerEvent,
+    },
     types::{FinishReason, Request, RequestId, Token, WorkerId},
 };
 
@@ -29,7 +35,7 @@ pub(super) enum ToWorker {
 
 /// What the client side and the workers share: the dispatcher, the streams and the way to each worker.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// Signalled when a request ends and when a deadline may have moved closer.
     changed: Condvar,
     started: Instant,
@@ -40,15 +46,21 @@ pub(super) struct Shared {
     tiers: Mutex<Option<PrefixTiers>>,
 }
 
-struct State {
-    dispatcher: Dispatcher,
+pub(super) struct State {
+    pub(super) dispatcher: Dispatcher,
     streams: HashMap<RequestId, async_channel::Sender<RawEvent>>,
+    /// What the decode workers were given and have not ended.
+    pub(super) residents: BTreeMap<RequestId, Resident>,
+    /// Makes policies for requests that ask for another.
+    pub(super) build_policy: PolicyBuilder,
     prefill: Vec<Sender<ToWorker>>,
     decode: Vec<Sender<ToWorker>>,
     commands: Vec<Command>,
     refit: Option<Refit>,
     n_given_back: GivenBack,
     policy_note: Option<String>,
+    /// For prefill workers that come back.
+    pins: Vec<Arc<[Token]>>,
     next_id: u64,
     draining: bool,
     stopped: bool,
@@ -111,12 +123,15 @@ impl Shared {
         let state = State {
             dispatcher,
             streams: HashMap::new(),
+            residents: BTreeMap::new(),
+            build_policy: Lent::load_balancers(decode.len()).builder(),
             prefill,
             decode,
             commands: Vec::new(),
             refit,
             n_given_back: GivenBack::default(),
             policy_note: None,
+            pins: Vec::new(),
             next_id: 0,
             draining: false,
             stopped: false,
@@ -135,7 +150,7 @@ impl Shared {
     pub(super) fn submit(
         &self,
         request: Request,
-        priority: Priority,
+        params: SubmitParams,
     ) -> Result<(RequestId, async_channel::Receiver<RawEvent>), EngineError> {
         let mut state = self.state.lock();
         if state.draining {
@@ -147,7 +162,7 @@ impl Shared {
         let now = self.started.elapsed();
         let has_deadline = request.deadline.is_some();
         let State { dispatcher, commands, .. } = &mut *state;
-        if let Err(full) = dispatcher.submit_as(priority, id, Arc::new(request), now, commands) {
+        if let Err(full) = dispatcher.submit_with(params, id, Arc::new(request), now, commands) {
             state.streams.remove(&id);
             return Err(full.into());
         }
@@ -189,6 +204,7 @@ impl Shared {
             if let WorkerEvent::Returned { job, error } = &event {
                 log::warn!("request {} is prefilled again: {error}", job.id);
                 state.given_back(source);
+                state.residents.remove(&job.id);
             }
             let State { dispatcher, commands, .. } = &mut *state;
             dispatcher.on_event(source, event, commands);
@@ -206,7 +222,9 @@ impl Shared {
                 match command {
                     Command::Prefill(worker, job) => state.tell(Source::Prefill(worker), ToWorker::Prefill(job)),
                     Command::Decode(worker, handoff, decision) => {
-                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now));
+                        let resident = Resident::new(worker, &handoff);
+                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now, resident.counts.clone()));
+                        state.residents.insert(handoff.job.id, resident);
                         state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
                     }
                     Command::Keep(worker, left) => state.tell(Source::Prefill(worker), ToWorker::Keep(left)),
@@ -214,6 +232,7 @@ impl Shared {
                     Command::End(id, outcome) => {
                         state.send(id, RawEvent::End(outcome));
                         state.streams.remove(&id);
+                        state.residents.remove(&id);
                         self.changed.notify_all();
                     }
                 }
@@ -268,12 +287,54 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether the engine has stopped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
+
+    /// Takes a worker out, if it is not yet, because its device has failed; whether it has given back all it had.
+    pub(super) fn lose(&self, source: Source, error: &str) -> bool {
+        if !self.state.lock().dispatcher.is_lost(source) {
+            self.deliver(source, None, &mut vec![WorkerEvent::Lost { error: error.to_owned() }]);
+        }
+        self.state.lock().dispatcher.is_empty(source)
+    }
+
+    /// A lost worker is back, at the other end of `inbox`.
+    pub(super) fn revive(&self, source: Source, inbox: Sender<ToWorker>) {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return;
+        }
+        match source {
+            Source::Prefill(worker) => state.prefill[worker.index()] = inbox,
+            Source::Decode(worker) => state.decode[worker.index()] = inbox,
+        }
+        if matches!(source, Source::Prefill(_)) {
+            for tokens in state.pins.clone() {
+                state.tell(source, ToWorker::Pin(tokens));
+            }
+        }
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.revive(source, commands);
+        self.carry_out(&mut state);
+    }
+
+    /// Whether requests wait while no worker is left.
+    pub(super) fn set_patient(&self, patient: bool) {
+        let mut state = self.state.lock();
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.set_patient(patient, commands);
+        self.carry_out(&mut state);
+    }
+
     /// Lets every prefill worker keep a prefix for good.
     pub(super) fn pin(&self, tokens: &Arc<[Token]>) -> Result<(), EngineError> {
         let mut state = self.running()?;
         for worker in 0..state.prefill.len() {
             state.tell(Source::Prefill(WorkerId(worker as u32)), ToWorker::Pin(Arc::clone(tokens)));
         }
+        state.pins.push(Arc::clone(tokens));
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 //!
 //! Never adds a call of its own.
 
+use std::sync::Arc;
+
 use crate::{
     kv::ChunkCounts,
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
+    schedule::{DecodeItem, ModelRunner, Recovery, RunError, RunnerInfo, SeqState, StepPicks},
     types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
@@ -18,6 +20,16 @@ pub trait RunnerLayer: Send {
 
     /// The same, to run it.
     fn inner_mut(&mut self) -> &mut dyn ModelRunner;
+
+    /// See [`ModelRunner::enter`].
+    fn enter(&mut self) {
+        self.inner_mut().enter();
+    }
+
+    /// See [`ModelRunner::recovery`].
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        self.inner().recovery()
+    }
 
     /// See [`ModelRunner::open`].
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
@@ -91,6 +103,14 @@ pub trait RunnerLayer: Send {
 impl<L: RunnerLayer> ModelRunner for L {
     fn info(&self) -> &RunnerInfo {
         self.inner().info()
+    }
+
+    fn enter(&mut self) {
+        RunnerLayer::enter(self);
+    }
+
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        RunnerLayer::recovery(self)
     }
 
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {

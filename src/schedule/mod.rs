@@ -21,7 +21,7 @@ mod runner;
 mod waiting;
 
 pub use decode::{Answers, DecodeStep, DecodeWorker};
-pub use dispatch::{Command, Dispatcher, MemberError, Outcome, Source};
+pub use dispatch::{Command, Dispatcher, MemberError, Outcome, Source, SubmitParams};
 pub use event::{CacheChange, WorkerEvent};
 pub use fake::{FakeModel, FakeRunner, Fault};
 pub use job::{Handoff, Job, Leftover};
@@ -33,4 +33,4 @@ pub use prefix_cache::PrefixCache;
 pub use prefix_config::{CacheStats, CacheUse, PrefixConfig};
 pub use prefix_store::{PrefixStore, StoredMatch, StoredPrefix, covers, has_layers, n_usable};
 pub use prompt_queue::Priority;
-pub use runner::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};
+pub use runner::{DecodeItem, ModelRunner, Recovery, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint};

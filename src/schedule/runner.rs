@@ -14,6 +14,14 @@ pub trait ModelRunner: Send {
     /// What the scheduler must know about the worker.
     fn info(&self) -> &RunnerInfo;
 
+    /// Called once, in the thread that makes all calls from then on.
+    fn enter(&mut self) {}
+
+    /// The way back of a worker whose device may fail; none for one that does not come back.
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        None
+    }
+
     /// Starts a sequence in a slot that is empty, or goes on with what a closed one left there: how its tokens are
     /// drawn, and the tokens generated before it came here.
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError>;
@@ -79,6 +87,15 @@ pub trait ModelRunner: Send {
         let _ = (slot, n_tokens);
         Ok(())
     }
+}
+
+/// Tells whether a worker's device has failed, and makes a runner on it again. Any thread may ask.
+pub trait Recovery: Send + Sync {
+    /// Why the device can not be used any more; none while it is well. What has failed stays so.
+    fn failure(&self) -> Option<String>;
+
+    /// A runner like the first one, if the device is back; otherwise what is the matter. May take a while.
+    fn revive(&self) -> Result<Box<dyn ModelRunner>, String>;
 }
 
 impl RunnerInfo {

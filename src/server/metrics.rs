@@ -79,6 +79,8 @@ struct Sampled {
     kv_used: Family<Worker, Real>,
     processing: Gauge,
     deferred: Gauge,
+    prompt_rate: Real,
+    output_rate: Real,
 }
 
 /// Durations that the engine counted.
@@ -121,6 +123,10 @@ impl Metrics {
             output_seconds: Seconds::default(),
             sampled: Sampled::default(),
         };
+        // Those that nobody has seen yet are zero, not missing.
+        for reason in ["api_key", "draining", "queue_full"] {
+            metrics.refused.get_or_create(&[("reason", reason)]).inc_by(0);
+        }
         metrics.register()
     }
 
@@ -189,6 +195,10 @@ impl Metrics {
             "Time from first to last token, summed",
             self.output_seconds.clone(),
         );
+        r.register("llamacpp:prompt_tokens_cached", "Prompt tokens that were not computed again", s.cached.clone());
+        let per_second = "tokens a second of a choice, on average since the start";
+        r.register("llamacpp:prompt_tokens_seconds", format!("Prompt {per_second}"), s.prompt_rate.clone());
+        r.register("llamacpp:predicted_tokens_seconds", format!("Generated {per_second}"), s.output_rate.clone());
         self.registry = r;
         self
     }
@@ -211,9 +221,9 @@ impl Metrics {
         self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
-    pub fn ended(&self, entry: &Entry, policy: &str, outcome: &str) {
+    pub fn ended(&self, entry: &Entry, outcome: &str) {
         let worker = entry.worker().map_or("none".to_owned(), |worker| worker.to_string());
-        let labels = [("policy", policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
+        let labels = [("policy", entry.policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
         self.requests.get_or_create(&labels).inc();
         if let Some(ttft) = entry.ttft() {
             self.prompt_tokens.inc_by(u64::from(entry.prompt_tokens));
@@ -243,6 +253,9 @@ impl Metrics {
         s.queued.set(whole(stats.n_queued));
         s.processing.set(whole(stats.n_active - stats.n_queued.min(stats.n_active)));
         s.deferred.set(whole(stats.n_queued));
+        let rate = |n: &Counter, time: &Seconds| if time.get() > 0.0 { n.get() as f64 / time.get() } else { 0.0 };
+        s.prompt_rate.set(rate(&self.prompt_tokens, &self.prompt_seconds));
+        s.output_rate.set(rate(&self.output_tokens, &self.output_seconds));
         s.retried.inner().store(stats.dispatch.n_retried, Ordering::Relaxed);
         s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
         s.cached.inner().store(stats.cache.n_cached_tokens, Ordering::Relaxed);
