@@ -38,10 +38,7 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Checks the configuration and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        let problems = config.problems();
-        if !problems.is_empty() {
-            return Err(EngineError::Config(problems.join("; ")));
-        }
+        config.check()?;
         let backend = Backend::init();
         let best = backend.best_device();
         let mut copies: Vec<ModelCopy> = Vec::new();
