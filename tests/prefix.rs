@@ -76,7 +76,7 @@ impl Rig {
                     WorkerEvent::Prefilled(handoff) => handoffs.push(handoff),
                     WorkerEvent::Cache(change) => self.stats = change.stats,
                     WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => panic!("{error}"),
-                    WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } => {}
+                    WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Left(_) => {}
                 }
             }
             self.worker.cache().check_integrity();

@@ -70,6 +70,18 @@ pub struct EngineConfig {
     pub cache_ram_mib: u64,
     /// The longest an RPC server may keep a byte waiting before its workers are lost.
     pub rpc_deadline: Duration,
+    /// A folder for such prefixes, which outlive the process there; none is none.
+    pub cache_dir: Option<PathBuf>,
+    /// MiB of prefixes there at most.
+    pub cache_disk_mib: u64,
+    /// What a finished request leaves on its decode worker, prompt and answer, goes back to the prefix cache. Decode steps
+    /// are tapped then, if picks are counted.
+    pub cache_answers: bool,
+    /// Files with texts that prompts begin with, such as system prompts, which the prefix cache never drops.
+    pub pins: Vec<PathBuf>,
+    /// Keep keys and values of the whole sequence in layers with a sliding window, so that a prefix can be used again
+    /// wherever it ends.
+    pub swa_full: bool,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -112,6 +124,11 @@ impl Default for EngineConfig {
             prefix_cache: PrefixBudget::Slots,
             cache_ram_mib: 0,
             rpc_deadline: Duration::from_secs(30),
+            cache_dir: None,
+            cache_disk_mib: 4096,
+            cache_answers: false,
+            pins: Vec::new(),
+            swa_full: false,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::Auto,
@@ -156,6 +173,14 @@ impl EngineConfig {
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
         let deadline = (1..=3600).contains(&self.rpc_deadline.as_secs());
         rule(deadline, "the deadline of RPC servers must be between 1 and 3600 seconds");
+        let keeps = self.prefix_cache != PrefixBudget::Off;
+        let asked = self.cache_dir.is_some() || !self.pins.is_empty() || self.cache_answers;
+        rule(keeps || !asked, "a cache folder, pins and answers need the prefix cache, which is off; switch it on");
+        rule(
+            !(self.exact && self.cache_answers),
+            "an exact run can not use answers again: a token computed alone and one computed with a prompt differ in the \
+             last bits; leave the answers or the exactness out",
+        );
         problems.extend(overlap(&self.prefill, &self.decode));
         let mut rule = |holds: bool, why: &str| {
             if !holds {

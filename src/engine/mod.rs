@@ -6,6 +6,8 @@ mod calibration_file;
 mod config;
 #[cfg(feature = "llama")]
 mod copies;
+mod disk_file;
+mod disk_tier;
 mod error;
 mod handle;
 mod host_memory;
@@ -22,12 +24,15 @@ mod placement;
 #[cfg(feature = "llama")]
 mod plan;
 mod prefix_budget;
+mod prefix_tiers;
 mod ram_tier;
 #[cfg(feature = "llama")]
 mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod residents;
+mod restore_rates;
 mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
@@ -41,12 +46,15 @@ mod topology;
 mod trace_file;
 mod trace_writer;
 mod watchdog;
+#[cfg(feature = "llama")]
+mod weights;
 mod worker;
 
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use config::{EngineConfig, FlashAttention, KvFormat};
+pub use disk_tier::{DiskStats, DiskTier};
 pub use error::EngineError;
-pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
+pub use handle::{Engine, EngineExtras, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
 pub use inflate::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
 #[cfg(feature = "llama")]
@@ -60,11 +68,14 @@ pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
 #[cfg(feature = "llama")]
 pub use plan::{Plan, PlannedDevice};
 pub use prefix_budget::PrefixBudget;
+pub use prefix_tiers::PrefixTiers;
 pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
 pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use residents::{PolicyBuilder, Resident};
+pub use restore_rates::RestoreRates;
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
 #[cfg(feature = "llama")]

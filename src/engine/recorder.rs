@@ -304,7 +304,10 @@ impl Run<'_> {
                     return Err(lost(&self.prompts[job.id.0 as usize].id, &error));
                 }
                 WorkerEvent::Lost { error } => return Err(EngineError::Run(error)),
-                WorkerEvent::Token { .. } | WorkerEvent::Prefilled(_) | WorkerEvent::Cache(_) => {}
+                WorkerEvent::Token { .. }
+                | WorkerEvent::Prefilled(_)
+                | WorkerEvent::Cache(_)
+                | WorkerEvent::Left(_) => {}
             }
         }
         Ok(())

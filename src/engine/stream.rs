@@ -7,6 +7,7 @@ use crate::{
     engine::{Tokenizer, shared::Shared},
     route::Decision,
     schedule::Outcome,
+    signature::ExpertCounts,
     types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
@@ -48,7 +49,7 @@ pub enum StreamEvent {
 #[derive(Debug)]
 pub(super) enum RawEvent {
     Token(Token, Duration, Option<Box<TokenLogprobs>>),
-    Routed(Box<Decision>, Duration),
+    Routed(Box<Decision>, Duration, Option<Arc<ExpertCounts>>),
     End(Outcome),
 }
 
@@ -62,6 +63,7 @@ pub struct TokenStream {
     tokenizer: Arc<dyn Tokenizer>,
     shared: Weak<Shared>,
     text: Utf8Tail,
+    counts: Option<Arc<ExpertCounts>>,
     ended: bool,
 }
 
@@ -72,12 +74,17 @@ impl TokenStream {
         tokenizer: Arc<dyn Tokenizer>,
         shared: Weak<Shared>,
     ) -> Self {
-        Self { id, events, tokenizer, shared, text: Utf8Tail::default(), ended: false }
+        Self { id, events, tokenizer, shared, text: Utf8Tail::default(), counts: None, ended: false }
     }
 
     /// The request's id.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// The experts that the prompt picked in prefill: known once the request was routed, where prefill workers count.
+    pub fn counts(&self) -> Option<&Arc<ExpertCounts>> {
+        self.counts.as_ref()
     }
 
     /// Waits for the next event; nothing once the request has ended.
@@ -138,7 +145,10 @@ impl TokenStream {
                 let text = self.text.push(&self.tokenizer.piece(token));
                 StreamEvent::Token { token, text, at, logprobs }
             }
-            Some(RawEvent::Routed(decision, at)) => StreamEvent::Routed { decision, at },
+            Some(RawEvent::Routed(decision, at, counts)) => {
+                self.counts = counts;
+                StreamEvent::Routed { decision, at }
+            }
             Some(RawEvent::End(Outcome::Finished(reason, usage))) => {
                 self.ended = true;
                 StreamEvent::End { reason, usage, text: self.text.finish() }

@@ -65,6 +65,12 @@ impl Ledger {
         found
     }
 
+    /// The first `n_blocks` blocks of a match.
+    pub fn shorter(&self, found: &PrefixMatch, n_blocks: usize) -> PrefixMatch {
+        let blocks = found.blocks[..n_blocks].to_vec();
+        PrefixMatch { n_tokens: blocks.iter().map(|&id| self.block_len(id)).sum(), blocks }
+    }
+
     /// The sequences that hold all of a match, with their lengths.
     pub fn holders<'a>(&'a self, found: &'a PrefixMatch) -> impl Iterator<Item = (usize, u32)> + 'a {
         let last = found.blocks.len().checked_sub(1).map(|last| (last, found.blocks[last]));

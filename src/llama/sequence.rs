@@ -127,11 +127,51 @@ impl Context {
         self.cuts_sequences() && (self.model().facts().n_swa == 0 || self.params().swa_full)
     }
 
+    /// Whether a sequence can be cut to its first `n_tokens` tokens, with everything the next one looks at still there.
+    pub fn reaches(&self, seq: u32, n_tokens: u32) -> bool {
+        if self.cuts_anywhere() {
+            return true;
+        }
+        let n_swa = self.model().facts().n_swa;
+        match (self.seq_pos_min(seq), self.seq_pos_max(seq)) {
+            (Ok(Some(first)), Ok(Some(_))) if self.cuts_sequences() => first <= n_tokens.saturating_sub(n_swa),
+            (_, Ok(Some(last))) => last + 1 == n_tokens,
+            _ => false,
+        }
+    }
+
     /// Checks that a sequence ends with token `n_tokens - 1` and that everything the next one looks at is there.
     pub fn verify(&self, seq: u32, n_tokens: u32) -> Result<(), LlamaError> {
         match self.missing(seq, n_tokens)? {
             None => Ok(()),
             Some(problem) => Err(LlamaError::Sequence { seq, reason: format!("{problem}, not {n_tokens} tokens") }),
+        }
+    }
+
+    /// Checks, beyond [`Context::verify`], that the cells of a sequence's exported state are positions `0..n_tokens`, each
+    /// once, or that an empty one has none. Slow: it exports the sequence. Recurrent layers have no cells to look at.
+    pub fn check_seq_cells(&self, seq: u32, n_tokens: u32) -> Result<(), LlamaError> {
+        let wrong = |reason: String| Err(LlamaError::Sequence { seq, reason });
+        if n_tokens == 0 {
+            return match self.seq_pos_max(seq)? {
+                None => Ok(()),
+                Some(last) => wrong(format!("positions to {last} are there, not 0 tokens")),
+            };
+        }
+        self.verify(seq, n_tokens)?;
+        let facts = self.model().facts();
+        if facts.recurrent || facts.hybrid {
+            return Ok(());
+        }
+        match first_cells(&self.state_get(seq)?) {
+            Some(mut cells) => {
+                cells.sort_unstable();
+                if cells.iter().copied().eq(0..n_tokens) {
+                    return Ok(());
+                }
+                wrong(format!("the exported cells are not positions 0 to {} but {cells:?}", n_tokens - 1))
+            }
+            None => wrong("the exported state names no cells".to_owned()),
         }
     }
 
@@ -186,6 +226,26 @@ impl Context {
         // SAFETY: the context is open, and it was checked to have a memory when it was made.
         unsafe { sys::llama_get_memory(self.raw()) }
     }
+}
+
+/// The positions of the first cells in a sequence's state (`llama_kv_cache::state_write` of the pinned revision: streams,
+/// and for each its cells; a cell is its position, the number of its sequences, and these). With a sliding window, the
+/// first ones are those of the layers without it.
+fn first_cells(state: &[u8]) -> Option<Vec<u32>> {
+    let (words, _) = state.as_chunks::<4>();
+    let mut words = words.iter().map(|&word| u32::from_le_bytes(word));
+    let n_streams = words.next()?;
+    let n_cells = (0..n_streams).find_map(|_| words.next().filter(|&n| n > 0))?;
+    let mut cells = Vec::new();
+    for _ in 0..n_cells {
+        cells.push(words.next()?);
+        let n_sequences = words.next()?;
+        if n_sequences != 1 {
+            return None;
+        }
+        words.next()?;
+    }
+    Some(cells)
 }
 
 #[cfg(test)]
@@ -262,6 +322,25 @@ mod tests {
         assert!(error.to_string().contains("positions 0 to 29 are there"), "{error}");
         assert_eq!(context.seq_pos_max(1), Ok(None));
         context.state_set(1, &state, 30).expect("the whole state still fits");
+    }
+
+    #[test]
+    fn the_cells_of_a_sequence_are_its_positions() {
+        let unified = ContextParams { kv_unified: true, ..ContextParams::default() };
+        for params in [ContextParams::default(), unified] {
+            let mut context = context(&ContextParams { n_slots: 3, ..params });
+            prefill(&mut context, &prompt(20), 0);
+            prefill(&mut context, &prompt(9), 2);
+            context.check_seq_cells(0, 20).expect("20 tokens");
+            context.check_seq_cells(1, 0).expect("nothing");
+            context.check_seq_cells(2, 9).expect("9 tokens");
+            for (seq, n_tokens) in [(0, 19), (0, 21), (0, 0), (1, 1)] {
+                context.check_seq_cells(seq, n_tokens).expect_err("something else");
+            }
+            context.seq_truncate(0, 7).expect("cut");
+            context.check_seq_cells(0, 7).expect("7 tokens");
+        }
+        assert_eq!(first_cells(&[1, 0, 0, 0, 0, 0, 0, 0]), None);
     }
 
     #[test]

@@ -74,6 +74,19 @@ pub trait ModelRunner: Send {
         let _ = (from, to, n_tokens);
         Err(RunError::Restored("this runner copies no prefixes".to_owned()))
     }
+
+    /// Whether a slot's tokens can be cut to the first `n_tokens` of them and gone on from there.
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        let _ = (slot, n_tokens);
+        true
+    }
+
+    /// Compares a slot with what the scheduler believes, where the runner can: it holds tokens `0..n_tokens` and nothing
+    /// else. Errors: what is there instead. Slow; for tests and idle debug builds.
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        let _ = (slot, n_tokens);
+        Ok(())
+    }
 }
 
 /// Tells whether a worker's device has failed, and makes a runner on it again. Any thread may ask.
@@ -100,6 +113,8 @@ pub enum Reuse {
     Nothing,
     /// Go on at their end: the model's memory can not be cut.
     Whole,
+    /// Use any beginning of them from which the model's sliding window has not moved away.
+    Window,
     /// Use any beginning of them.
     Prefix,
 }

@@ -112,4 +112,13 @@ pub struct Usage {
     /// Tokens of the prompt that were not computed, because a worker still held their keys and values.
     #[serde(default)]
     pub cached_tokens: u32,
+    /// Blocks of the prompt that were there.
+    #[serde(default)]
+    pub block_hits: u32,
+    /// Blocks of the prompt that were not.
+    #[serde(default)]
+    pub block_misses: u32,
+    /// Of the cached tokens, those that came back from host memory or a disk and were verified.
+    #[serde(default)]
+    pub restored_tokens: u32,
 }
