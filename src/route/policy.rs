@@ -235,8 +235,8 @@ pub trait RoutePolicy: Send {
         Ok(())
     }
 
-    /// What placing `request` on the best worker would cost the sequences that run; with it the dispatcher compares
-    /// requests that wait. Nothing where no worker has room, and from a policy that does not predict it.
+    /// How dear placing `request` on the best worker would be now; with it the dispatcher compares requests that wait.
+    /// Nothing where no worker has room, and from a policy that does not predict it.
     fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
         let _ = (request, workers);
         None
