@@ -8,6 +8,7 @@ mod config;
 mod copies;
 mod error;
 mod handle;
+#[cfg(feature = "llama")]
 mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
