@@ -58,6 +58,7 @@ mod disk_file;
 mod disk_tier;
 mod error;
 mod handle;
+#[cfg(feature = "llama")]
 mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
