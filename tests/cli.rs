@@ -10,6 +10,8 @@ mod outputs;
 #[path = "cli/settings.rs"]
 mod settings;
 mod support;
+#[path = "cli/simulating.rs"]
+mod simulating;
 #[path = "cli/verbs.rs"]
 mod verbs;
 
