@@ -74,6 +74,7 @@ mod interval;
 mod meter;
 mod order;
 mod params;
+mod placing;
 #[cfg(test)]
 mod planted;
 #[cfg(test)]
@@ -98,6 +99,7 @@ pub use folds::{Fold, folds};
 pub use interval::Interval;
 pub use order::Order;
 pub use params::{Arrivals, ReplayParams};
+pub use placing::{Judged, PLACEMENT_VERSION, Placement, PlacingParams, place_experts};
 pub use replay::{replay, replay_refitting};
 pub use report::{ReplayMeans, ReplayReport};
 pub use set::ReplaySet;

@@ -1,6 +1,6 @@
 //! Thousands of requests, cancellations, failures, returns and losses in any order.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use eldr::{
     engine::DiskTier,
