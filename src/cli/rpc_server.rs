@@ -20,7 +20,7 @@ use super::{
     output::{Output, note},
 };
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct RpcServerArgs {
     /// Address to listen on; this machine alone can reach the default. Port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50052")]
@@ -69,21 +69,20 @@ impl RpcServerArgs {
         }
         output.line(&format!("serving {device} with {n_threads} threads on {address}: --decode 1@rpc:{address}"))?;
         output.json(&json!({ "listening": address.to_string(), "device": device, "threads": n_threads }))?;
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                loop {
-                    let ended = child.0.wait();
-                    log::warn!("the server ended ({}) and is started again", said(ended));
-                    thread::sleep(PAUSE);
-                    match self.start(inner, n_threads) {
-                        Ok(again) => child = again,
-                        Err(error) => log::error!("{}", error.message),
-                    }
+        let args = self.clone();
+        thread::spawn(move || {
+            loop {
+                let ended = child.0.wait();
+                log::warn!("the server ended ({}) and is started again", said(ended));
+                thread::sleep(PAUSE);
+                match args.start(inner, n_threads) {
+                    Ok(again) => child = again,
+                    Err(error) => log::error!("{}", error.message),
                 }
-            });
-            let ended = front.run(inner);
-            Err(CliError::failed(format!("listening on {address} failed: {ended}")))
-        })
+            }
+        });
+        let ended = front.run(inner);
+        Err(CliError::failed(format!("listening on {address} failed: {ended}")))
     }
 
     /// Starts the child and waits until it listens.

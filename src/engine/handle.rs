@@ -30,6 +30,46 @@ use crate::{
 pub const N_PREFILL_PARALLEL: u32 = 4;
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     Engine,
+///     engine::{EngineParts, EngineWorker, Permits},
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
+/// };
+///
+/// # fn main() -> Result<(), eldr::EngineError> {
+/// let model = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+/// // One worker computes at a time: they share their cores.
+/// let cores = Arc::new(Permits::new(1));
+/// let worker = |name: &str| EngineWorker {
+///     name: name.to_owned(),
+///     runner: Box::new(FakeRunner::new(model, 4, 2048, Vec::new())),
+///     permits: Some(Arc::clone(&cores)),
+/// };
+/// let engine = Engine::start(EngineParts {
+///     prefill: vec![worker("prefill 0")],
+///     decode: vec![worker("decode 0")],
+///     tokenizer: Arc::new(fake::Letters),
+///     policy: Box::new(LeastLoaded),
+///     calibration: None,
+///     limits: DispatchLimits::default(),
+///     chunk: 16,
+///     n_expert: 8,
+///     prefix: PrefixConfig::default(),
+/// })?;
+/// let id = engine.add_decode(worker("decode 1"))?;
+/// assert_eq!(engine.stats().workers.len(), id.index() + 1);
+/// # Ok(())
+/// # }
+/// ```
 pub struct EngineParts {
     /// Runners that prefill, each with the name of its device.
     pub prefill: Vec<EngineWorker>,
@@ -71,6 +111,29 @@ pub struct EngineWorker {
 }
 
 /// A model served by several workers. Cheap to clone and shared among threads; the workers stop with the last clone.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     Engine,
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // With llama.cpp: `EngineConfig::builder().decode("2").open("model.gguf")?`. Here over workers that only pretend.
+/// let engine: Engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request =
+///     Request { prompt: engine.tokenize("Once")?, max_tokens: 8, sampling, domain: None, deadline: None };
+/// let completion = engine.submit(request)?.collect()?;
+/// assert_eq!((completion.tokens.len(), completion.reason), (8, Some(FinishReason::Length)));
+/// assert_eq!(engine.stats().n_active, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 

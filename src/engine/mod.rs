@@ -1,7 +1,55 @@
 //! The running system: one thread a worker, the dispatcher they share, and a stream for every request.
 //!
 //! Never speaks HTTP, parses arguments or calls the sys crate; llama.cpp is behind [`crate::schedule::ModelRunner`].
+//!
+//! ```no_run
+//! # #[cfg(feature = "llama")]
+//! use eldr::{
+//!     EngineConfig, EngineError,
+//!     engine::{
+//!         DeviceInfo, DeviceKind, ExpertBytes, InflateError, InflateReport, InflateTarget, LlamaError, LlamaRunner, LoadedModel,
+//!         ModelFacts, TapUse, Versions, devices, inflate, versions,
+//!     },
+//! };
+//!
+//! # #[cfg(feature = "llama")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // With llama.cpp: what there is to run on,
+//! let Versions { llama_cpp, .. } = versions();
+//! let gpus: Vec<DeviceInfo> = devices().into_iter().filter(|device| device.kind == DeviceKind::Gpu).collect();
+//! println!("llama.cpp {llama_cpp}, {} GPUs", gpus.len());
+//!
+//! // a model looked at before it is served,
+//! let config = EngineConfig::default();
+//! let model = match LoadedModel::load("model.gguf".as_ref(), &config) {
+//!     Err(EngineError::Llama(LlamaError::NotFound { .. })) => return Err("there is no model.gguf".into()),
+//!     loaded => loaded?,
+//! };
+//! let ModelFacts { arch, experts, .. } = model.facts();
+//! if let Some(ExpertBytes { .. }) = experts {
+//!     println!("{arch}: a mixture of experts");
+//! }
+//! let engine = model.engine(&config)?;
+//! # drop(engine);
+//!
+//! // or run by hand,
+//! let tap = TapUse::Prefill(model.usable_layers());
+//! # fn by_hand(model: &eldr::llama::Model, params: &eldr::llama::ContextParams, tap: &TapUse) -> Result<LlamaRunner, LlamaError> {
+//! #     LlamaRunner::new(model, params, tap, true)
+//! # }
+//! # let _ = (tap, by_hand);
+//!
+//! // or made larger to see what its weights cost.
+//! let grown: Result<InflateReport, InflateError> =
+//!     inflate("model.gguf".as_ref(), "large.gguf".as_ref(), InflateTarget::Factor(4.0), false, |_, _| {});
+//! println!("{} tensors grew", grown?.n_grown);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "llama"))]
+//! # fn main() {}
+//! ```
 
+mod builder;
 mod calibration_file;
 mod config;
 #[cfg(feature = "llama")]
@@ -10,6 +58,7 @@ mod disk_file;
 mod disk_tier;
 mod error;
 mod handle;
+#[cfg(feature = "llama")]
 mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
@@ -51,6 +100,7 @@ mod watchdog;
 mod weights;
 mod worker;
 
+pub use builder::{ConfigProblems, EngineBuilder};
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
 pub use config::{EngineConfig, FlashAttention, KvFormat};
 pub use disk_tier::{DiskStats, DiskTier};

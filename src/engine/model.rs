@@ -34,10 +34,7 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        let problems = config.problems();
-        if !problems.is_empty() {
-            return Err(EngineError::Config(problems.join("; ")));
-        }
+        config.check()?;
         let sharing = Sharing::of(config)?;
         if let Some(refusal) = Plan::refusal(path, config, &sharing) {
             return Err(EngineError::Config(refusal));

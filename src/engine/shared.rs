@@ -67,6 +67,18 @@ pub(super) struct State {
 }
 
 /// What the engine is doing.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::engine::{EngineStats, GivenBack, Times};
+///
+/// let EngineStats { workers, lost, route_times, n_given_back, .. } = fake::engine().stats();
+/// assert_eq!((workers.len(), lost), (2, vec![false, false]));
+/// assert_eq!((route_times, n_given_back), (Times::default(), GivenBack::default()), "nothing has happened");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineStats {
     /// Requests accepted and not ended.
