@@ -148,8 +148,8 @@ fn what_was_stored_is_there_after_a_restart() {
     let path = dir.path().join("made/on/the/way");
     let mut tier = open(&path, 1 << 20);
     (0..6).for_each(|seed| tier.put(prefix(seed, 30, 5_000)));
-    // The last one waits for the disk.
-    drop(tier);
+    tier.flush();
+    assert_eq!((tier.stats().n_written, tier.stats().n_skipped), (6, 0));
     let mut tier = open(&path, 1 << 20);
     assert_eq!((tier.stats().n_files, tier.stats().n_refused), (6, 0));
     assert!((0..6).all(|seed| load(&mut tier, seed, 30, 5_000).is_some()));

@@ -15,11 +15,12 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
+    time::Duration,
 };
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use folder::Folder;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     engine::{
@@ -32,6 +33,9 @@ use crate::{
 
 /// Prefixes waiting to be written; one more is not.
 const MAX_WAITING: usize = 4;
+
+/// How often a wait for the writer looks whether there still is one.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What a disk tier has done since it was opened, and what is there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,10 +78,14 @@ struct Inner {
     fingerprint: Fingerprint,
     max_bytes: u64,
     state: Mutex<State>,
+    /// Signalled when a prefix was written, or not.
+    written: Condvar,
 }
 
 struct State {
     folder: Folder,
+    /// Prefixes that were given to the writer.
+    n_pending: usize,
     stats: DiskStats,
     /// The problem that was logged last; the same one is not logged again until a write succeeds.
     told: Option<String>,
@@ -96,8 +104,9 @@ impl DiskTier {
         }
         let made = std::fs::create_dir_all(path);
         let folder = Folder::new(path, &fingerprint);
-        let state = State { folder, stats: DiskStats::default(), told: None };
-        let inner = Inner { path: path.to_owned(), fingerprint, max_bytes, state: Mutex::new(state) };
+        let state = State { folder, n_pending: 0, stats: DiskStats::default(), told: None };
+        let inner =
+            Inner { path: path.to_owned(), fingerprint, max_bytes, state: Mutex::new(state), written: Condvar::new() };
         let inner = Arc::new(inner);
         inner.state.lock().refresh(&inner);
         inner.state.lock().folder.remove_stale_parts();
@@ -131,11 +140,25 @@ impl DiskTier {
     /// Stores a prefix that another store may have too, soon.
     pub(super) fn put_shared(&self, prefix: Arc<StoredPrefix>) {
         let Some(to_writer) = &self.handle.to_writer else { return };
-        if self.waits {
-            // The writer runs as long as there is a sender.
-            let _ = to_writer.send(prefix);
-        } else if to_writer.try_send(prefix).is_err() {
-            self.handle.inner.state.lock().stats.n_skipped += 1;
+        let state = &self.handle.inner.state;
+        state.lock().n_pending += 1;
+        // The writer runs as long as there is a sender.
+        let is_sent = if self.waits { to_writer.send(prefix).is_ok() } else { to_writer.try_send(prefix).is_ok() };
+        if !is_sent {
+            let mut state = state.lock();
+            state.n_pending -= 1;
+            state.stats.n_skipped += 1;
+        }
+    }
+
+    /// Waits until what was stored is written, or has failed.
+    pub fn flush(&self) {
+        let Inner { state, written, .. } = &*self.handle.inner;
+        let mut state = state.lock();
+        // A writer that panicked writes nothing more.
+        let is_gone = || self.handle.writer.as_ref().is_none_or(JoinHandle::is_finished);
+        while state.n_pending > 0 && !is_gone() {
+            written.wait_for(&mut state, LOOK);
         }
     }
 }
@@ -210,6 +233,8 @@ impl Inner {
     fn write_all(&self, prefixes: &Receiver<Arc<StoredPrefix>>) {
         for prefix in prefixes {
             self.write(&prefix);
+            self.state.lock().n_pending -= 1;
+            self.written.notify_all();
         }
     }
 

@@ -68,6 +68,7 @@ mod llama_runner;
 mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
+mod parts;
 mod permits;
 mod placement;
 #[cfg(feature = "llama")]
@@ -86,6 +87,7 @@ mod rpc_front;
 mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
+mod stats;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
@@ -105,7 +107,7 @@ pub use calibration_file::{CalibrationFileError, read_calibration, write_calibra
 pub use config::{EngineConfig, FlashAttention, KvFormat};
 pub use disk_tier::{DiskStats, DiskTier};
 pub use error::EngineError;
-pub use handle::{Engine, EngineExtras, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
+pub use handle::{Engine, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
 pub use inflate::{InflateError, InflateReport, InflateTarget, inflate, inflate_partial};
 #[cfg(feature = "llama")]
@@ -114,6 +116,7 @@ pub use llama_runner::{LlamaRunner, TapUse};
 pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
+pub use parts::{EngineExtras, EngineParts, EngineWorker};
 pub use permits::{Permit, Permits};
 pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
 #[cfg(feature = "llama")]
@@ -129,9 +132,9 @@ pub use residents::{PolicyBuilder, Resident};
 pub use restore_rates::RestoreRates;
 pub use rpc_front::RpcFront;
 use shared::Shared;
-pub use shared::{EngineStats, GivenBack};
 #[cfg(feature = "llama")]
 pub use sharing::{ThreadUse, thread_use};
+pub use stats::{EngineStats, GivenBack};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, versions};

@@ -1,6 +1,7 @@
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use crossbeam::channel::unbounded;
+use parking_lot::Mutex;
 
 use crate::{
     engine::{
@@ -28,6 +29,8 @@ pub(super) struct Schedulers {
     pub tiers: Option<PrefixTiers>,
     pub rates: RestoreRates,
     pub answers: Option<Answers>,
+    /// Prefixes that prefill workers never drop.
+    pub pins: Mutex<Vec<Arc<[Token]>>>,
 }
 
 impl Schedulers {
@@ -38,7 +41,13 @@ impl Schedulers {
             Source::Prefill(_) => {
                 let worker = PrefillWorker::new(info, *chunk, N_PREFILL_PARALLEL, eog, *n_expert);
                 let store = tiers.clone().map(|tiers| Box::new(tiers) as Box<dyn PrefixStore>);
-                Scheduler::Prefill(Box::new(worker.caching(*prefix, info, *n_expert).spilling(store)))
+                let mut worker = worker.caching(*prefix, info, *n_expert).spilling(store);
+                for tokens in &*self.pins.lock() {
+                    if let Err(why) = worker.pin(tokens) {
+                        log::warn!("a prefix of {} tokens is not pinned: {why}", tokens.len());
+                    }
+                }
+                Scheduler::Prefill(Box::new(worker))
             }
             Source::Decode(_) => {
                 Scheduler::Decode(Box::new(DecodeWorker::new(info, *chunk, eog).returning(answers.clone())))

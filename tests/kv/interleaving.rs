@@ -129,7 +129,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn so_do_thousands_of_operations(
         ops in prop::collection::vec(op(), 3000..5000),
