@@ -13,14 +13,12 @@ use crate::{
         EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
         refit::Refit,
         timed::{SharedTimes, TimedPolicy, TimedRunner},
-        worker::{Scheduler, Starter, spawn_worker},
+        watchdog::{Schedulers, Watch},
+        worker::{Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
-    schedule::{
-        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Priority,
-        RunnerInfo, Source, WorkerEvent,
-    },
+    schedule::{DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, WorkerEvent},
     types::{Request, Token, WorkerId},
 };
 
@@ -131,6 +129,7 @@ struct Inner {
     tokenizer: Arc<dyn Tokenizer>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     terms: Terms,
+    schedulers: Arc<Schedulers>,
 }
 
 /// What every worker must agree with: the first one, and how prompts are cut.
@@ -186,36 +185,30 @@ impl Engine {
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
         let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit, route_times));
-        let eog = parts.tokenizer.end_tokens().to_vec();
-        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
-        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
+        let schedulers = Arc::new(Schedulers {
+            chunk: parts.chunk,
+            eog: parts.tokenizer.end_tokens().to_vec(),
+            n_expert: parts.n_expert,
+            prefix: parts.prefix,
+            ram: (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes)),
+        });
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
-        for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
-            let info = worker.runner.info();
-            let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
-            starter.spawn(
-                Source::Prefill(WorkerId(index as u32)),
-                worker,
-                Scheduler::Prefill(Box::new(scheduler)),
-                inbox,
-            )?;
-        }
-        for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {
-            let scheduler = DecodeWorker::new(worker.runner.info(), parts.chunk, &eog);
-            starter.spawn(
-                Source::Decode(WorkerId(index as u32)),
-                timed(worker, &shared),
-                Scheduler::Decode(Box::new(scheduler)),
-                inbox,
-            )?;
+        let prefill = parts.prefill.into_iter().zip(prefill_in).zip(0..);
+        let prefill = prefill.map(|(worker, index)| (Source::Prefill(WorkerId(index)), worker));
+        let decode = parts.decode.into_iter().map(|worker| timed(worker, &shared)).zip(decode_in).zip(0..);
+        let decode = decode.map(|(worker, index)| (Source::Decode(WorkerId(index)), worker));
+        for (source, (worker, inbox)) in prefill.chain(decode) {
+            let watch = watch(&worker, source, &shared, &schedulers);
+            let scheduler = schedulers.make(source, worker.runner.info());
+            starter.spawn(source, worker, scheduler, inbox)?;
+            starter.threads.extend(watch.map(Watch::start).transpose()?);
         }
         starter.spawn_deadlines()?;
         if let Some(fits) = fits {
             fits.start(Arc::downgrade(&shared))?;
         }
         let threads = Mutex::new(std::mem::take(&mut starter.threads));
-        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, terms })))
+        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, terms, schedulers })))
     }
 
     /// Accepts a request, or says why not; the answer comes through the stream.
@@ -253,23 +246,20 @@ impl Engine {
     /// # Errors
     /// A worker that can not exchange sequences with the others is refused with the setting that differs.
     pub fn add_decode(&self, worker: EngineWorker) -> Result<WorkerId, EngineError> {
-        let Inner { shared, tokenizer, threads, terms } = &*self.0;
+        let Inner { shared, threads, terms, schedulers, .. } = &*self.0;
         terms.check(&worker)?;
         // Held to the end, so that a shutdown at the same time waits for the new thread too.
         let mut threads = threads.lock();
         let (to, inbox) = unbounded();
         let id = shared.add_decode(worker.runner.info().n_slots, to)?;
-        let scheduler = DecodeWorker::new(worker.runner.info(), terms.chunk, tokenizer.end_tokens());
-        match spawn_worker(
-            shared,
-            Source::Decode(id),
-            timed(worker, shared),
-            Scheduler::Decode(Box::new(scheduler)),
-            inbox,
-        ) {
-            Ok(thread) => threads.push(thread),
+        let source = Source::Decode(id);
+        let watch = watch(&worker, source, shared, schedulers);
+        let scheduler = schedulers.make(source, worker.runner.info());
+        let started = spawn_worker(shared, source, timed(worker, shared), scheduler, inbox);
+        match started.and_then(|thread| Ok((thread, watch.map(Watch::start).transpose()?))) {
+            Ok((thread, watching)) => threads.extend([thread].into_iter().chain(watching)),
             Err(error) => {
-                shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
+                shared.deliver(source, None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
                 return Err(error);
             }
         }
@@ -373,6 +363,18 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.shutdown();
     }
+}
+
+/// The watch over a worker whose device may fail.
+fn watch(worker: &EngineWorker, source: Source, shared: &Arc<Shared>, schedulers: &Arc<Schedulers>) -> Option<Watch> {
+    Some(Watch {
+        shared: Arc::clone(shared),
+        source,
+        name: worker.name.clone(),
+        permits: worker.permits.clone(),
+        recovery: worker.runner.recovery()?,
+        schedulers: Arc::clone(schedulers),
+    })
 }
 
 /// A decode worker whose hand-offs are timed.

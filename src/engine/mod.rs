@@ -8,7 +8,7 @@
 //!     EngineConfig, EngineError,
 //!     engine::{
 //!         DeviceInfo, DeviceKind, ExpertBytes, InflateError, InflateReport, InflateTarget, LlamaError, LlamaRunner, LoadedModel,
-//!         ModelFacts, TapUse, Versions, devices, inflate, versions,
+//!         ModelFacts, Plan, PlannedDevice, TapUse, ThreadUse, Versions, devices, inflate, versions,
 //!     },
 //! };
 //!
@@ -19,8 +19,13 @@
 //! let gpus: Vec<DeviceInfo> = devices().into_iter().filter(|device| device.kind == DeviceKind::Gpu).collect();
 //! println!("llama.cpp {llama_cpp}, {} GPUs", gpus.len());
 //!
-//! // a model looked at before it is served,
+//! // what it would take, before anything is loaded,
 //! let config = EngineConfig::default();
+//! let Plan { devices, threads, .. } = Plan::new("model.gguf".as_ref(), &config)?;
+//! let crowded: Vec<&PlannedDevice> = devices.iter().filter(|device| !device.fits()).collect();
+//! println!("{} devices are too small; {} threads at once", crowded.len(), ThreadUse::most(&threads));
+//!
+//! // a model looked at before it is served,
 //! let model = match LoadedModel::load("model.gguf".as_ref(), &config) {
 //!     Err(EngineError::Llama(LlamaError::NotFound { .. })) => return Err("there is no model.gguf".into()),
 //!     loaded => loaded?,
@@ -52,8 +57,11 @@
 mod builder;
 mod calibration_file;
 mod config;
+#[cfg(feature = "llama")]
+mod copies;
 mod error;
 mod handle;
+mod host_memory;
 #[cfg(feature = "llama")]
 mod inflate;
 #[cfg(feature = "llama")]
@@ -63,6 +71,9 @@ mod model;
 #[cfg(feature = "llama")]
 mod model_tokenizer;
 mod permits;
+mod placement;
+#[cfg(feature = "llama")]
+mod plan;
 mod prefix_budget;
 mod ram_tier;
 #[cfg(feature = "llama")]
@@ -71,19 +82,23 @@ mod recorder;
 mod refit;
 mod replace;
 mod shared;
+#[cfg(feature = "llama")]
+mod sharing;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
 mod threads;
 mod timed;
 mod tokenizer;
+mod topology;
 mod trace_file;
 mod trace_writer;
+mod watchdog;
 mod worker;
 
 pub use builder::{ConfigProblems, EngineBuilder};
 pub use calibration_file::{CalibrationFileError, read_calibration, write_calibration};
-pub use config::{EngineConfig, FlashAttention, KvFormat, WorkerList, WorkerSpec};
+pub use config::{EngineConfig, FlashAttention, KvFormat};
 pub use error::EngineError;
 pub use handle::{Engine, EngineParts, EngineWorker, N_PREFILL_PARALLEL};
 #[cfg(feature = "llama")]
@@ -95,6 +110,9 @@ pub use model::LoadedModel;
 #[cfg(feature = "llama")]
 use model_tokenizer::ModelTokenizer;
 pub use permits::{Permit, Permits};
+pub use placement::{HostExperts, Placed, WorkerList, WorkerSpec};
+#[cfg(feature = "llama")]
+pub use plan::{Plan, PlannedDevice};
 pub use prefix_budget::PrefixBudget;
 pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
@@ -103,12 +121,15 @@ pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner}
 pub use replace::{OutputError, check_output, replace_file, replace_files};
 use shared::Shared;
 pub use shared::{EngineStats, GivenBack};
+#[cfg(feature = "llama")]
+pub use sharing::{ThreadUse, thread_use};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, model_fingerprint, serve_rpc, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
+pub use topology::{Layout, NumaNode, Topology};
 pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trace};
 pub use trace_writer::{TraceWriter, check_trace_output};
 

@@ -4,9 +4,12 @@ use crate::{
     calibrate::Calibration,
     engine::{
         Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
-        ModelTokenizer, Permits, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
+        ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
+        copies::{Copies, ReadyWorker, kv_type},
+        read_calibration,
+        sharing::Sharing,
     },
-    llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
+    llama::{Model, ModelFacts},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
     schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
     signature::ExpertCounts,
@@ -14,65 +17,36 @@ use crate::{
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
 };
 
-/// Tokens a decode context computes at once beyond its batch: what a lost hand-off is prefilled again in.
-const REFILL_UBATCH: u32 = 128;
-
-/// The model on one device.
-#[derive(Clone)]
-struct ModelCopy {
-    device: Device,
-    model: Model,
-    /// The turns its workers take. A remote device has one connection for all contexts of a process, and ggml's client
-    /// lets calls of several threads mix on it: the wrong bytes arrive, or none.
-    turns: Option<Arc<Permits>>,
-}
-
-/// A GGUF model on the devices of a configuration's workers: one copy for each device.
+/// A GGUF model on the devices of a configuration's workers: one copy for each device and place of its experts.
 #[derive(Clone)]
 pub struct LoadedModel {
-    copies: Vec<ModelCopy>,
-    best: Device,
-    threads: ThreadPlan,
+    copies: Arc<Copies>,
+    /// The first copy, for what all know.
+    model: Model,
 }
 
 impl LoadedModel {
-    /// Checks the configuration and loads the file once for each device it names.
+    /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
         config.check()?;
-        let backend = Backend::init();
-        let best = backend.best_device();
-        let mut copies: Vec<ModelCopy> = Vec::new();
-        for name in config.prefill.devices().chain(config.decode.devices()) {
-            let device = name.map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
-            if copies.iter().all(|copy| copy.device != device) {
-                let model = Model::load(&backend, path, &model_params(config, &device))?;
-                copies.push(ModelCopy { device, model, turns: None });
-            }
+        let sharing = Sharing::of(config)?;
+        if let Some(refusal) = Plan::refusal(path, config, &sharing) {
+            return Err(EngineError::Config(refusal));
         }
-        if let Some(warning) = cut_context(config.n_ctx_slot, copies[0].model.facts().n_ctx_train) {
+        let copies = Arc::new(Copies::load(path, config, sharing)?);
+        let model = copies.first().model;
+        if let Some(warning) = cut_context(config.n_ctx_slot, model.facts().n_ctx_train) {
             log::warn!("{warning}");
         }
-        let on_cpu = |name: Option<&str>| match name {
-            Some(name) => backend.device(name).is_ok_and(|device| device.kind() == DeviceKind::Cpu),
-            None => best.kind() == DeviceKind::Cpu,
-        };
-        let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
-        let threads = ThreadPlan::new(config.n_threads, n_cpu)?;
-        if config.exact && config.flash_attention == FlashAttention::On && n_cpu > 0 && threads.n_threads > 1 {
+        let threads = &copies.sharing.threads;
+        if config.exact && config.flash_attention == FlashAttention::On && threads.n_threads > 1 {
             log::warn!(
                 "flash attention on {} threads a worker is not exact: a text may depend on its company; give each worker \
                  one thread, or switch flash attention off",
                 threads.n_threads
             );
         }
-        for copy in &mut copies {
-            copy.turns = match copy.device.kind() {
-                DeviceKind::Cpu => Some(Arc::clone(&threads.permits)),
-                DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
-                _ => None,
-            };
-        }
-        Ok(Self { copies, best, threads })
+        Ok(Self { copies, model })
     }
 
     /// Whether zero rows were added to its experts: same outputs and picks, larger weights.
@@ -82,7 +56,7 @@ impl LoadedModel {
 
     /// Whether every worker computes in the thread that calls it: one thread each, on the CPU.
     pub fn computes_in_the_callers_thread(&self) -> bool {
-        self.threads.n_threads == 1 && self.copies.iter().all(|copy| copy.device.kind() == DeviceKind::Cpu)
+        self.copies.sharing.threads.n_threads == 1 && !self.copies.sharing.on_device
     }
 
     /// Size and shape.
@@ -217,8 +191,13 @@ impl LoadedModel {
         index: usize,
         device: Option<&str>,
     ) -> Result<EngineWorker, EngineError> {
-        let (name, runner, permits) = self.runner("decode", index, device, config, &TapUse::Off)?;
-        Ok(EngineWorker { name, runner: Box::new(runner), permits })
+        let placed =
+            config.decode.placed().chain(config.prefill.placed()).find(|at| at.spec.device.as_deref() == device);
+        let spec = placed.map_or_else(WorkerSpec::default, |placed| placed.spec.clone());
+        // The processors of that entry are taken already.
+        let spec = WorkerSpec { device: device.map(str::to_owned), cpus: None, n: 1, ..spec };
+        let placed = Placed { spec: &spec, index: 0 };
+        Ok(engine_worker(self.copies.worker("decode", index, placed, config, &TapUse::Off)?))
     }
 
     /// MoE layers a signature may use; none for a dense model.
@@ -352,73 +331,31 @@ impl LoadedModel {
     }
 
     fn model(&self) -> &Model {
-        &self.copies[0].model
-    }
-
-    fn copy_on(&self, name: Option<&str>) -> Result<&ModelCopy, EngineError> {
-        let device = name.map_or_else(|| Ok(self.best.clone()), |name| Backend::init().device(name))?;
-        match self.copies.iter().find(|copy| copy.device == device) {
-            Some(copy) => Ok(copy),
-            None => Err(EngineError::Config(format!("the model was not loaded on {}", device.name()))),
-        }
+        &self.model
     }
 
     fn workers(
         &self,
-        kind: &str,
+        kind: &'static str,
         list: &WorkerList,
         config: &EngineConfig,
         tap: &TapUse,
     ) -> Result<Vec<EngineWorker>, EngineError> {
-        let mut workers = Vec::new();
-        for (index, name) in list.devices().enumerate() {
-            let (name, runner, permits) = self.runner(kind, index, name, config, tap)?;
-            workers.push(EngineWorker { name, runner: Box::new(runner), permits });
-        }
-        Ok(workers)
+        let workers = list.placed().enumerate();
+        workers.map(|(index, placed)| self.copies.worker(kind, index, placed, config, tap).map(engine_worker)).collect()
     }
 
     /// The first prefill worker's runner, with a tap on all usable layers and, if asked for, on their gates.
     pub(super) fn tap_runner(&self, config: &EngineConfig, gates: bool) -> Result<LlamaRunner, EngineError> {
         let layers = self.usable_layers();
         let tap = if gates { TapUse::Gates(layers) } else { TapUse::Prefill(layers) };
-        let device = config.prefill.devices().next().flatten();
-        Ok(self.runner("prefill", 0, device, config, &tap)?.1)
+        let placed = config.prefill.placed().next().expect("at least one prefill worker");
+        Ok(self.copies.worker("prefill", 0, placed, config, &tap)?.runner)
     }
+}
 
-    /// A worker's name, its runner, and the turns it takes.
-    fn runner(
-        &self,
-        kind: &str,
-        index: usize,
-        device: Option<&str>,
-        config: &EngineConfig,
-        tap: &TapUse,
-    ) -> Result<(String, LlamaRunner, Option<Arc<Permits>>), EngineError> {
-        let on_gpu = self.copies.iter().any(|copy| copy.device.kind() != DeviceKind::Cpu);
-        let flash_attn = match config.flash_attention {
-            FlashAttention::Auto => on_gpu,
-            FlashAttention::On => true,
-            FlashAttention::Off => false,
-        };
-        let ModelCopy { model, turns, .. } = self.copy_on(device)?;
-        let params = ContextParams {
-            name: format!("{kind} {index} on {}", model.device().name()),
-            n_ctx_slot: self.n_ctx_slot(config),
-            n_slots: config.n_slots,
-            n_batch: self.chunk(config).max(config.n_slots),
-            n_ubatch: if kind == "prefill" { self.chunk(config) } else { REFILL_UBATCH.max(config.n_slots) },
-            n_threads: self.threads.n_threads,
-            flash_attn,
-            type_k: kv_type(config.kv_format),
-            type_v: kv_type(config.kv_format),
-            ..ContextParams::default()
-        };
-        // Several threads of flash attention divide the keys among them, which changes the sums.
-        let exact = config.exact && (!flash_attn || (!on_gpu && params.n_threads == 1));
-        let runner = LlamaRunner::new(model, &params, tap, exact)?;
-        Ok((params.name, runner, turns.clone()))
-    }
+fn engine_worker(ReadyWorker { name, runner, permits }: ReadyWorker) -> EngineWorker {
+    EngineWorker { name, runner: Box::new(runner), permits }
 }
 
 impl Engine {
@@ -432,28 +369,6 @@ impl Engine {
 fn cut_context(asked: u32, trained: u32) -> Option<String> {
     let is_cut = asked > trained && asked != EngineConfig::default().n_ctx_slot;
     is_cut.then(|| format!("the model was trained with {trained} tokens of context: slots hold {trained}, not {asked}"))
-}
-
-fn kv_type(format: KvFormat) -> KvType {
-    match format {
-        KvFormat::F16 => KvType::F16,
-        KvFormat::Q8_0 => KvType::Q8_0,
-        KvFormat::F32 => KvType::F32,
-    }
-}
-
-fn model_params(config: &EngineConfig, device: &Device) -> ModelParams {
-    ModelParams {
-        device: Some(device.clone()),
-        n_gpu_layers: config.n_gpu_layers,
-        cpu_moe: match (config.cpu_moe, config.n_cpu_moe) {
-            (true, _) => CpuMoe::All,
-            (false, 0) => CpuMoe::None,
-            (false, n) => CpuMoe::First(n),
-        },
-        use_mmap: config.use_mmap,
-        extra_bufts: config.extra_bufts,
-    }
 }
 
 #[cfg(test)]

@@ -263,6 +263,42 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether the engine has stopped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
+
+    /// Takes a worker out, if it is not yet, because its device has failed; whether it has given back all it had.
+    pub(super) fn lose(&self, source: Source, error: &str) -> bool {
+        if !self.state.lock().dispatcher.is_lost(source) {
+            self.deliver(source, None, &mut vec![WorkerEvent::Lost { error: error.to_owned() }]);
+        }
+        self.state.lock().dispatcher.is_empty(source)
+    }
+
+    /// A lost worker is back, at the other end of `inbox`.
+    pub(super) fn revive(&self, source: Source, inbox: Sender<ToWorker>) {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return;
+        }
+        match source {
+            Source::Prefill(worker) => state.prefill[worker.index()] = inbox,
+            Source::Decode(worker) => state.decode[worker.index()] = inbox,
+        }
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.revive(source, commands);
+        self.carry_out(&mut state);
+    }
+
+    /// Whether requests wait while no worker is left.
+    pub(super) fn set_patient(&self, patient: bool) {
+        let mut state = self.state.lock();
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.set_patient(patient, commands);
+        self.carry_out(&mut state);
+    }
+
     /// Takes no more requests.
     pub(super) fn stop_accepting(&self) {
         self.state.lock().draining = true;

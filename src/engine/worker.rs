@@ -118,7 +118,7 @@ pub(super) fn spawn_worker(
     thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
 }
 
-fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+pub(super) fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
     thread.map_err(|error| EngineError::Config(format!("no thread could be started for {name}: {error}")))
 }
@@ -132,6 +132,7 @@ fn run_worker(
     shared: &Shared,
 ) {
     let mut events = Vec::new();
+    worker.runner.enter();
     loop {
         if scheduler.is_idle() {
             match inbox.recv() {

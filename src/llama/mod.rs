@@ -11,7 +11,7 @@
 //! use eldr::{
 //!     llama::{
 //!         Backend, Batch, Context, ContextParams, CpuMoe, DecodeError, DecodeFailure, Device, DeviceKind, KvType, LlamaError, Model,
-//!         ModelParams, Sampler, TapRows,
+//!         MemoryRow, ModelParams, Sampler, TapRows,
 //!     },
 //!     types::SamplingParams,
 //! };
@@ -24,6 +24,10 @@
 //!     Model::load(&backend, "model.gguf", &ModelParams { device: Some(device), cpu_moe, ..ModelParams::default() })?;
 //! let mut context = Context::new(&model, &ContextParams { type_k: KvType::F16, n_slots: 1, ..ContextParams::default() })?;
 //! context.set_tap_layers(&[0])?;
+//!
+//! for MemoryRow { weights, kv, compute, .. } in context.footprint()? {
+//!     println!("{weights} + {kv} + {compute} bytes");
+//! }
 //!
 //! let prompt = model.tokenize("Once upon a time", true, false)?;
 //! let mut batch = Batch::new(prompt.len());
@@ -62,9 +66,12 @@ mod grammar;
 mod guard;
 mod logging;
 mod logprobs;
+mod memory;
 mod model;
 mod params;
 mod plausible;
+mod pool;
+mod rpc;
 mod sampler;
 mod sequence;
 mod tap;
@@ -72,14 +79,16 @@ mod tap;
 mod testing;
 mod vocab;
 
-pub use backend::Backend;
+pub use backend::{Backend, RPC_DEADLINE, rpc_endpoint};
 pub use batch::Batch;
 pub use context::Context;
 pub use device::{Device, DeviceInfo, DeviceKind};
 pub use error::{DecodeError, DecodeFailure, LlamaError};
 pub use facts::{ExpertBytes, ModelFacts};
 pub use gguf::{INFLATED_OF, fingerprint};
+pub use memory::MemoryRow;
 pub use model::{CpuMoe, Model, ModelParams};
 pub use params::{ContextParams, KvType};
+pub use pool::{pin_thread, prefer_memory_of};
 pub use sampler::Sampler;
 pub use tap::TapRows;

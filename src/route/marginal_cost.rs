@@ -63,7 +63,7 @@ pub struct MarginalCost {
     times: StepTimes,
     centroids: Option<Centroids>,
     /// q of the request at hand, and what each worker would cost; kept to spare allocations.
-    picks: Vec<i16>,
+    picks: Vec<u16>,
     offers: Vec<Offer>,
 }
 
@@ -80,7 +80,7 @@ struct Batch {
 #[derive(Debug, Clone)]
 struct Resident {
     id: RequestId,
-    picks: Box<[i16]>,
+    picks: Box<[u16]>,
     context: i64,
 }
 
@@ -168,7 +168,7 @@ impl MarginalCost {
         const LAST: f32 = (ONE - 1) as f32;
         // Adding 2^23 rounds to a whole number, which then stands in the low bits.
         const ROUND: f32 = 8_388_608.0;
-        let quantise = |q: f32| (q.min(LAST) + ROUND).to_bits() as i16;
+        let quantise = |q: f32| (q.min(LAST) + ROUND).to_bits() as u16;
         let one = f32::from(ONE);
         for layer in 0..self.n_layer {
             let row = self.row(counts, layer);

@@ -59,8 +59,10 @@ pub struct Dispatcher {
     prefill: Vec<PrefillView>,
     prefixes: PrefixMap,
     decode: Vec<WorkerView>,
-    /// Decode workers that do not come back; the others that are not healthy are drained.
+    /// Decode workers that are lost; the others that are not healthy are drained.
     lost: Vec<bool>,
+    /// Requests wait where no worker is left, because one may come back.
+    patient: bool,
     queue: PromptQueue,
     handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
@@ -122,6 +124,7 @@ impl Dispatcher {
             prefixes: PrefixMap::default(),
             decode: decode.collect(),
             lost: vec![false; n_slots.len()],
+            patient: false,
             queue: PromptQueue::default(),
             handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
@@ -325,6 +328,9 @@ impl Dispatcher {
     }
 
     fn on_lost(&mut self, source: Source, error: &str, commands: &mut Vec<Command>) {
+        if self.is_lost(source) {
+            return;
+        }
         self.stats.n_workers_lost += 1;
         match source {
             Source::Prefill(worker) => {
@@ -336,12 +342,16 @@ impl Dispatcher {
                 self.lost[worker.index()] = true;
             }
         }
-        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
-        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
-        if no_prefill || no_decode {
-            let kind = if no_prefill { "prefill" } else { "decode" };
+        if let Some(kind) = self.missing().filter(|_| !self.patient) {
             self.fail_waiting(&format!("no {kind} worker is left to take requests; the last one: {error}"), commands);
         }
+    }
+
+    /// The kind of worker of which none takes requests.
+    fn missing(&self) -> Option<&'static str> {
+        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
+        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
+        if no_prefill { Some("prefill") } else { no_decode.then_some("decode") }
     }
 
     /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
@@ -374,6 +384,7 @@ impl Dispatcher {
                     }
                 }
                 Err(RouteError::AllFull) => break,
+                Err(RouteError::NoWorker) if self.patient => break,
                 Err(error @ RouteError::NoWorker) => {
                     let (handoff, _) = self.handoffs.take(at);
                     self.end(handoff.job.id, Outcome::Failed(error.to_string()), commands);
@@ -398,11 +409,10 @@ impl Dispatcher {
     }
 
     fn feed_prefill(&mut self, commands: &mut Vec<Command>) {
-        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
-        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
-        if no_decode || no_prefill {
-            let kind = if no_prefill { "prefill" } else { "decode" };
-            self.fail_waiting(&format!("no {kind} worker is running"), commands);
+        if let Some(kind) = self.missing() {
+            if !self.patient {
+                self.fail_waiting(&format!("no {kind} worker is running"), commands);
+            }
             return;
         }
         while self.queue.len() > 0 {

@@ -84,6 +84,14 @@ pub trait ModelRunner: Send {
     /// What the scheduler must know about the worker.
     fn info(&self) -> &RunnerInfo;
 
+    /// Called once, in the thread that makes all calls from then on.
+    fn enter(&mut self) {}
+
+    /// The way back of a worker whose device may fail; none for one that does not come back.
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        None
+    }
+
     /// Starts a sequence in a slot that is empty, or goes on with what a closed one left there: how its tokens are
     /// drawn, and the tokens generated before it came here.
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError>;
@@ -136,6 +144,35 @@ pub trait ModelRunner: Send {
         let _ = (from, to, n_tokens);
         Err(RunError::Restored("this runner copies no prefixes".to_owned()))
     }
+}
+
+/// Tells whether a worker's device has failed, and makes a runner on it again. Any thread may ask.
+///
+/// ```
+/// use eldr::schedule::{FakeModel, FakeRunner, ModelRunner, Recovery};
+///
+/// /// A device that is well, and makes a runner when asked.
+/// struct Well(FakeModel);
+///
+/// impl Recovery for Well {
+///     fn failure(&self) -> Option<String> {
+///         None
+///     }
+///
+///     fn revive(&self) -> Result<Box<dyn ModelRunner>, String> {
+///         Ok(Box::new(FakeRunner::new(self.0, 4, 256, Vec::new())))
+///     }
+/// }
+///
+/// let well = Well(FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 });
+/// assert_eq!(well.revive().map(|runner| runner.info().n_slots), Ok(4));
+/// ```
+pub trait Recovery: Send + Sync {
+    /// Why the device can not be used any more; none while it is well. What has failed stays so.
+    fn failure(&self) -> Option<String>;
+
+    /// A runner like the first one, if the device is back; otherwise what is the matter. May take a while.
+    fn revive(&self) -> Result<Box<dyn ModelRunner>, String>;
 }
 
 impl RunnerInfo {

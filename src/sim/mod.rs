@@ -66,6 +66,7 @@
 #![forbid(unsafe_code)]
 
 mod assess;
+mod cluster;
 mod cost;
 mod error;
 mod folds;
@@ -87,6 +88,10 @@ mod trials;
 mod verdict;
 
 pub use assess::{AssessParams, Assessment, assess};
+pub use cluster::{
+    Burst, ClusterReport, DecodeCost, DecodeGroup, DeviceCost, Drift, Event, HandoffCost, Happens, PRESETS, Pool,
+    PrefillCost, PrefixSharing, Preset, PresetModel, Scenario, Swing, simulate,
+};
 pub use cost::{CostShares, StepCost};
 pub use error::SimError;
 pub use folds::{Fold, folds};
