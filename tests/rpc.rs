@@ -241,3 +241,16 @@ fn four_servers_two_of_which_fail_while_idle_or_at_once() {
     });
     assert_eq!(texts, undisturbed, "the only prefill worker lost and back");
 }
+
+#[test]
+fn experts_in_host_memory_give_the_same_text() {
+    let endpoints = [free_endpoint(), free_endpoint()];
+    let _servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
+    let [first, second] = &endpoints;
+    let (texts, _, counts) = serve(&config(&format!("1@rpc:{first}"), &format!("1@rpc:{second}")));
+    for (prefill, decode) in [("cpu-moe", "n-cpu-moe=3"), ("n-cpu-moe=2", "cpu-moe")] {
+        let host = config(&format!("1@rpc:{first}[{prefill}]"), &format!("1@rpc:{second}[{decode}]"));
+        let (host_texts, _, host_counts) = serve(&host);
+        assert_eq!((host_texts, host_counts), (texts.clone(), counts.clone()), "{prefill}, {decode}");
+    }
+}

@@ -10,16 +10,18 @@ use parking_lot::Mutex;
 use crate::{
     calibrate::Calibration,
     engine::{
-        EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
+        DiskTier, EngineError, EngineStats, Permits, PrefixTiers, RamTier, RestoreRates, Shared, TokenStream,
+        Tokenizer,
         refit::Refit,
-        timed::{SharedTimes, TimedPolicy, TimedRunner},
+        timed::{SharedTimes, TimedPolicy},
         watchdog::{Schedulers, Watch},
         worker::{Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{
-        DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, SubmitParams, WorkerEvent,
+        Answers, DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, SubmitParams,
+        WorkerEvent,
     },
     types::{Request, Token, WorkerId},
 };
@@ -28,6 +30,46 @@ use crate::{
 pub const N_PREFILL_PARALLEL: u32 = 4;
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     Engine,
+///     engine::{EngineParts, EngineWorker, Permits},
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
+/// };
+///
+/// # fn main() -> Result<(), eldr::EngineError> {
+/// let model = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+/// // One worker computes at a time: they share their cores.
+/// let cores = Arc::new(Permits::new(1));
+/// let worker = |name: &str| EngineWorker {
+///     name: name.to_owned(),
+///     runner: Box::new(FakeRunner::new(model, 4, 2048, Vec::new())),
+///     permits: Some(Arc::clone(&cores)),
+/// };
+/// let engine = Engine::start(EngineParts {
+///     prefill: vec![worker("prefill 0")],
+///     decode: vec![worker("decode 0")],
+///     tokenizer: Arc::new(fake::Letters),
+///     policy: Box::new(LeastLoaded),
+///     calibration: None,
+///     limits: DispatchLimits::default(),
+///     chunk: 16,
+///     n_expert: 8,
+///     prefix: PrefixConfig::default(),
+/// })?;
+/// let id = engine.add_decode(worker("decode 1"))?;
+/// assert_eq!(engine.stats().workers.len(), id.index() + 1);
+/// # Ok(())
+/// # }
+/// ```
 pub struct EngineParts {
     /// Runners that prefill, each with the name of its device.
     pub prefill: Vec<EngineWorker>,
@@ -49,6 +91,15 @@ pub struct EngineParts {
     pub prefix: PrefixConfig,
 }
 
+/// What an engine may have besides its parts.
+#[derive(Default)]
+pub struct EngineExtras {
+    /// Fit the policy's centroids to the traffic; see [`Engine::start_refitting`].
+    pub refit: Option<RefitConfig>,
+    /// Where prefixes go to outlive the engine.
+    pub disk: Option<DiskTier>,
+}
+
 /// A runner and the cores it shares.
 pub struct EngineWorker {
     /// Its name in logs and threads: `decode 3 on CPU`.
@@ -60,6 +111,29 @@ pub struct EngineWorker {
 }
 
 /// A model served by several workers. Cheap to clone and shared among threads; the workers stop with the last clone.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     Engine,
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // With llama.cpp: `EngineConfig::builder().decode("2").open("model.gguf")?`. Here over workers that only pretend.
+/// let engine: Engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request =
+///     Request { prompt: engine.tokenize("Once")?, max_tokens: 8, sampling, domain: None, deadline: None };
+/// let completion = engine.submit(request)?.collect()?;
+/// assert_eq!((completion.tokens.len(), completion.reason), (8, Some(FinishReason::Length)));
+/// assert_eq!(engine.stats().n_active, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -78,13 +152,14 @@ struct Terms {
     first: String,
     info: RunnerInfo,
     chunk: u32,
+    answers: Option<Answers>,
 }
 
 impl Engine {
     /// Starts a thread for every worker. Workers that cannot exchange sequences are refused with the setting that
     /// differs.
     pub fn start(parts: EngineParts) -> Result<Self, EngineError> {
-        Self::launch(parts, None)
+        Self::launch(parts, None, None)
     }
 
     /// Starts like [`Engine::start`], and fits the policy's centroids to the traffic while it serves.
@@ -96,6 +171,17 @@ impl Engine {
     /// # Errors
     /// Without a calibration there is nothing to refit.
     pub fn start_refitting(parts: EngineParts, config: RefitConfig) -> Result<Self, EngineError> {
+        Self::start_with(parts, EngineExtras { refit: Some(config), ..EngineExtras::default() })
+    }
+
+    /// Starts like [`Engine::start`], with all that `extras` holds.
+    pub fn start_with(parts: EngineParts, extras: EngineExtras) -> Result<Self, EngineError> {
+        let EngineExtras { refit, disk } = extras;
+        let refitter = refit.map(|config| Self::refitter(&parts, config)).transpose()?;
+        Self::launch(parts, refitter, disk)
+    }
+
+    fn refitter(parts: &EngineParts, config: RefitConfig) -> Result<Refitter, EngineError> {
         let refuse = |why: String| Err(EngineError::Config(why));
         let Some(calibration) = &parts.calibration else {
             return refuse("there is no calibration, so no centroids to refit: give one, or do not refit".to_owned());
@@ -108,14 +194,10 @@ impl Engine {
             ));
         }
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
-        let refitter = match Refitter::of_calibration(config, calibration, &n_slots) {
-            Ok(refitter) => refitter,
-            Err(error) => return refuse(error.to_string()),
-        };
-        Self::launch(parts, Some(refitter))
+        Refitter::of_calibration(config, calibration, &n_slots).or_else(|error| refuse(error.to_string()))
     }
 
-    fn launch(parts: EngineParts, refitter: Option<Refitter>) -> Result<Self, EngineError> {
+    fn launch(parts: EngineParts, refitter: Option<Refitter>, disk: Option<DiskTier>) -> Result<Self, EngineError> {
         let terms = Terms::of(&parts)?;
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let route_times = SharedTimes::default();
@@ -126,23 +208,29 @@ impl Engine {
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
-        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit, route_times));
+        let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
+        let rates = RestoreRates::default();
+        let tiers = PrefixTiers::new(ram, disk, rates.clone());
+        let shared = Shared::new(dispatcher, prefill_to, decode_to, refit, route_times, tiers.clone());
+        let shared = Arc::new(shared);
         let schedulers = Arc::new(Schedulers {
             chunk: parts.chunk,
             eog: parts.tokenizer.end_tokens().to_vec(),
             n_expert: parts.n_expert,
             prefix: parts.prefix,
-            ram: (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes)),
+            tiers,
+            rates,
+            answers: terms.answers.clone(),
         });
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
         let prefill = parts.prefill.into_iter().zip(prefill_in).zip(0..);
         let prefill = prefill.map(|(worker, index)| (Source::Prefill(WorkerId(index)), worker));
-        let decode = parts.decode.into_iter().map(|worker| timed(worker, &shared)).zip(decode_in).zip(0..);
+        let decode = parts.decode.into_iter().zip(decode_in).zip(0..);
         let decode = decode.map(|(worker, index)| (Source::Decode(WorkerId(index)), worker));
         for (source, (worker, inbox)) in prefill.chain(decode) {
             let watch = watch(&worker, source, &shared, &schedulers);
             let scheduler = schedulers.make(source, worker.runner.info());
-            starter.spawn(source, worker, scheduler, inbox)?;
+            starter.spawn(source, schedulers.timed(source, worker, &shared), scheduler, inbox)?;
             starter.threads.extend(watch.map(Watch::start).transpose()?);
         }
         starter.spawn_deadlines()?;
@@ -193,6 +281,12 @@ impl Engine {
         self.0.terms.info.n_ctx_slot
     }
 
+    /// Lets every prefill worker keep the whole blocks of `tokens` for good, in a slot of their own, from the first prompt on
+    /// that begins with them: a system prompt, say. A worker that can not says why in the log.
+    pub fn pin(&self, tokens: &[Token]) -> Result<(), EngineError> {
+        self.0.shared.pin(&Arc::from(tokens))
+    }
+
     /// Starts one decode worker more while requests run: its number. Requests go to it from now on.
     ///
     /// A policy that compares centroids sends it what it has no better worker for, until a refit cuts a centroid for it.
@@ -210,7 +304,7 @@ impl Engine {
         let source = Source::Decode(id);
         let watch = watch(&worker, source, shared, schedulers);
         let scheduler = schedulers.make(source, worker.runner.info());
-        let started = spawn_worker(shared, source, timed(worker, shared), scheduler, inbox);
+        let started = spawn_worker(shared, source, schedulers.timed(source, worker, shared), scheduler, inbox);
         match started.and_then(|thread| Ok((thread, watch.map(Watch::start).transpose()?))) {
             Ok((thread, watching)) => threads.extend([thread].into_iter().chain(watching)),
             Err(error) => {
@@ -320,6 +414,7 @@ impl Inner {
                 log::error!("a worker thread panicked outside a step");
             }
         }
+        self.shared.close_tiers();
     }
 }
 
@@ -339,13 +434,6 @@ fn watch(worker: &EngineWorker, source: Source, shared: &Arc<Shared>, schedulers
         recovery: worker.runner.recovery()?,
         schedulers: Arc::clone(schedulers),
     })
-}
-
-/// A decode worker whose hand-offs are timed.
-fn timed(worker: EngineWorker, shared: &Shared) -> EngineWorker {
-    let EngineWorker { name, runner, permits } = worker;
-    let runner = Box::new(TimedRunner { runner, times: Arc::clone(&shared.handoff_times) });
-    EngineWorker { name, runner, permits }
 }
 
 fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
@@ -383,14 +471,20 @@ impl Terms {
             let why = "an engine needs at least one prefill and one decode worker".to_owned();
             return Err(EngineError::Config(why));
         };
-        let terms = Self { first: first.name.clone(), info: first.runner.info().clone(), chunk: parts.chunk };
+        let info = first.runner.info().clone();
+        let answers = (parts.prefix.answers && parts.prefix.max_tokens > 0).then(|| Answers {
+            layers: info.tapped.as_slice().into(),
+            n_expert: parts.n_expert,
+            block: parts.prefix.block,
+        });
+        let terms = Self { first: first.name.clone(), info, chunk: parts.chunk, answers };
         parts.prefill.iter().chain(&parts.decode).try_for_each(|worker| terms.check(worker))?;
         Ok(terms)
     }
 
     fn check(&self, worker: &EngineWorker) -> Result<(), EngineError> {
         let refuse = |why: String| Err(EngineError::Config(why));
-        let Self { first, info, chunk } = self;
+        let Self { first, info, chunk, .. } = self;
         let (name, other) = (&worker.name, worker.runner.info());
         if let Some((setting, here, there)) = info.fingerprint.difference(&other.fingerprint) {
             return refuse(format!(

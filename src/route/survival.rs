@@ -14,6 +14,9 @@ const TABLE_SHIFT: u32 = 8;
 /// Below half of 1/32768 nothing survives: 16 halvings.
 const N_TABLE: usize = 16 << 8;
 
+/// Batches over which survivals are averaged.
+const BATCHES: i32 = 50;
+
 /// Products are summed in so many lanes of 16 bits, which hold 16 of them: each is below 2^12.
 const LANES: usize = 8;
 const CHUNK: usize = 16 * LANES;
@@ -53,12 +56,19 @@ pub(super) struct Survival {
     halvings: Vec<u32>,
     nobody: Vec<u16>,
     expected: f32,
+    /// The mean of `nobody` over the last batches.
+    usually: Vec<u16>,
 }
 
 impl Survival {
     /// An empty batch, of a model of `n_experts` experts over all its layers.
     pub(super) fn new(n_experts: usize) -> Self {
-        Self { halvings: vec![0; n_experts], nobody: vec![ALIVE; n_experts], expected: 0.0 }
+        Self {
+            halvings: vec![0; n_experts],
+            nobody: vec![ALIVE; n_experts],
+            expected: 0.0,
+            usually: vec![ALIVE; n_experts],
+        }
     }
 
     /// A sequence joins; `picks` are its probabilities, each below 1.
@@ -82,6 +92,14 @@ impl Survival {
         self.expected = read as f32 / f32::from(ALIVE);
     }
 
+    /// Takes the batch as it is into the mean of the last ones.
+    pub(super) fn remember(&mut self) {
+        for (usually, &now) in self.usually.iter_mut().zip(&self.nobody) {
+            let step = (i32::from(now) - i32::from(*usually)) / BATCHES;
+            *usually = (i32::from(*usually) + step) as u16;
+        }
+    }
+
     /// Distinct experts a step of the batch is expected to read, summed over the layers.
     pub(super) fn expected(&self) -> f32 {
         self.expected
@@ -91,23 +109,32 @@ impl Survival {
     ///
     /// The upper halves of products of 16 bits: the one multiplication that every x86-64 does eight at a time.
     pub(super) fn added(&self, picks: &[u16]) -> f32 {
-        let (p, p_rest) = self.nobody.as_chunks::<CHUNK>();
-        let (q, q_rest) = picks.as_chunks::<CHUNK>();
-        let mut sums = [0u32; LANES];
-        for (p, q) in p.iter().zip(q) {
-            let mut lanes = [0u16; LANES];
-            for (p, q) in p.as_chunks::<LANES>().0.iter().zip(q.as_chunks::<LANES>().0) {
-                for lane in 0..LANES {
-                    lanes[lane] = lanes[lane].wrapping_add(product(p[lane], q[lane]));
-                }
-            }
+        sum_of_products(&self.nobody, picks)
+    }
+
+    /// As [`Survival::added`], to the last batches on average.
+    pub(super) fn usually_added(&self, picks: &[u16]) -> f32 {
+        sum_of_products(&self.usually, picks)
+    }
+}
+
+fn sum_of_products(survivals: &[u16], picks: &[u16]) -> f32 {
+    let (p, p_rest) = survivals.as_chunks::<CHUNK>();
+    let (q, q_rest) = picks.as_chunks::<CHUNK>();
+    let mut sums = [0u32; LANES];
+    for (p, q) in p.iter().zip(q) {
+        let mut lanes = [0u16; LANES];
+        for (p, q) in p.as_chunks::<LANES>().0.iter().zip(q.as_chunks::<LANES>().0) {
             for lane in 0..LANES {
-                sums[lane] += u32::from(lanes[lane]);
+                lanes[lane] = lanes[lane].wrapping_add(product(p[lane], q[lane]));
             }
         }
-        let rest: u32 = p_rest.iter().zip(q_rest).map(|(&p, &q)| u32::from(product(p, q))).sum();
-        (sums.iter().sum::<u32>() + rest) as f32 / PRODUCT_ONE
+        for lane in 0..LANES {
+            sums[lane] += u32::from(lanes[lane]);
+        }
     }
+    let rest: u32 = p_rest.iter().zip(q_rest).map(|(&p, &q)| u32::from(product(p, q))).sum();
+    (sums.iter().sum::<u32>() + rest) as f32 / PRODUCT_ONE
 }
 
 fn product(p: u16, q: u16) -> u16 {

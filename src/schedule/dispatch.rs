@@ -14,7 +14,7 @@ use crate::{
     kv::BlockName,
     route::{Decision, PolicyKind, RouteBuildError, RouteError, RoutePolicy, WorkerView},
     schedule::{
-        DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
+        DispatchLimits, DispatchStats, Handoff, Job, Leftover, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
         prefix_map::PrefixMap, prompt_queue::PromptQueue, waiting::Waiting,
     },
     signature::Signature,
@@ -37,6 +37,8 @@ pub enum Command {
     Prefill(WorkerId, Job),
     /// Give a prefilled request to a decode worker, for the reason stated.
     Decode(WorkerId, Handoff, Decision),
+    /// Give what a finished request left to a prefill worker, to keep.
+    Keep(WorkerId, Leftover),
     /// End a request on a worker that holds it.
     Cancel(Source, RequestId, FinishReason),
     /// Tell the client that its request ended.
@@ -235,6 +237,7 @@ impl Dispatcher {
                     self.prefixes.apply(worker, &change);
                 }
             }
+            WorkerEvent::Left(left) => commands.extend(self.keeper(&left).map(|worker| Command::Keep(worker, left))),
             WorkerEvent::Lost { error } => self.on_lost(source, &error, commands),
         }
         self.advance(commands);
@@ -276,6 +279,14 @@ impl Dispatcher {
         Ok(())
     }
 
+    /// The prefill worker that holds most of what a finished request left; none if none holds anything of it.
+    fn keeper(&self, left: &Leftover) -> Option<WorkerId> {
+        let blocks = self.prefixes.names(&left.tokens);
+        let n_held = |&index: &usize| self.prefixes.n_cached(index, &blocks);
+        let healthy = (0..self.prefill.len()).rev().filter(|&index| self.prefill[index].healthy);
+        healthy.filter(|index| n_held(index) > 0).max_by_key(n_held).map(|index| WorkerId(index as u32))
+    }
+
     fn on_prefilled(&mut self, handoff: Handoff, commands: &mut Vec<Command>) {
         let id = handoff.job.id;
         if self.end_cancelled(id, commands) {
@@ -285,10 +296,10 @@ impl Dispatcher {
             (Some(calibration), Some(counts)) => calibration.signature(counts),
             _ => None,
         };
-        let cached_tokens = handoff.job.n_cached;
+        let usage = handoff.job.usage();
         let record = self.record(id);
         record.place = Place::Handoff;
-        record.usage.cached_tokens = cached_tokens;
+        record.usage = Usage { completion_tokens: record.usage.completion_tokens, ..usage };
         self.handoffs.push((handoff, signature));
     }
 

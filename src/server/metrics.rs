@@ -58,6 +58,16 @@ struct Sampled {
     spilled: Counter,
     restored: Counter,
     unusable: Counter,
+    uncounted: Counter,
+    not_worth: Counter,
+    checkpoints: Counter,
+    returned: Counter,
+    pinned: Gauge,
+    row_bytes: Gauge,
+    ram_bytes: Gauge,
+    disk_bytes: Gauge,
+    disk_files: Gauge,
+    disk: Family<Why, Counter>,
     given_back: Family<Why, Counter>,
     /// Without an entry until a step was observed.
     experts: Family<[(&'static str, &'static str); 0], Real>,
@@ -140,6 +150,20 @@ impl Metrics {
         r.register("eldr_cache_copies", "Prefixes copied from another slot", s.copies.clone());
         r.register("eldr_cache_spilled", "Prefixes moved to host memory to make room", s.spilled.clone());
         r.register("eldr_cache_restored_tokens", "Tokens that came back from there", s.restored.clone());
+        r.register(
+            "eldr_cache_uncounted",
+            "Prefixes whose picks are not known in the counted layers",
+            s.uncounted.clone(),
+        );
+        r.register("eldr_cache_not_worth", "Stored prefixes that were faster computed", s.not_worth.clone());
+        r.register("eldr_cache_checkpoints", "Prefixes stored because memory can not be cut", s.checkpoints.clone());
+        r.register("eldr_cache_returned", "Answers that came back from decode workers", s.returned.clone());
+        r.register("eldr_cache_pinned_tokens", "Tokens that are never dropped", s.pinned.clone());
+        r.register("eldr_cache_row_bytes", "Bytes of the counts of cached blocks", s.row_bytes.clone());
+        r.register("eldr_cache_ram_bytes", "Bytes of stored prefixes in host memory", s.ram_bytes.clone());
+        r.register("eldr_cache_disk_bytes", "Bytes of stored prefixes on the disk", s.disk_bytes.clone());
+        r.register("eldr_cache_disk_files", "Stored prefixes on the disk", s.disk_files.clone());
+        r.register("eldr_cache_disk_prefixes", "What became of prefixes on the disk, by outcome", s.disk.clone());
         r.register("eldr_cache_unusable", "Prefixes that were there but could not be used", s.unusable.clone());
         r.register(
             "eldr_handoff_fallback",
@@ -243,6 +267,29 @@ impl Metrics {
         set(&s.spilled, stats.cache.n_spilled);
         set(&s.restored, stats.cache.n_restored_tokens);
         set(&s.unusable, stats.cache.n_fallbacks);
+        set(&s.uncounted, stats.cache.n_uncounted);
+        set(&s.not_worth, stats.cache.n_not_worth);
+        set(&s.checkpoints, stats.cache.n_checkpoints);
+        set(&s.returned, stats.cache.n_returned);
+        let gauge = |gauge: &Gauge, n: u64| {
+            gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        };
+        gauge(&s.pinned, stats.cache.n_pinned_tokens);
+        gauge(&s.row_bytes, stats.cache.n_row_bytes);
+        gauge(&s.ram_bytes, stats.cache_ram_bytes);
+        let disk = stats.cache_disk.clone().unwrap_or_default();
+        gauge(&s.disk_bytes, disk.n_bytes);
+        gauge(&s.disk_files, disk.n_files);
+        for (outcome, n) in [
+            ("written", disk.n_written),
+            ("skipped", disk.n_skipped),
+            ("failed", disk.n_failed),
+            ("read", disk.n_read),
+            ("refused", disk.n_refused),
+            ("removed", disk.n_removed),
+        ] {
+            set(&s.disk.get_or_create(&[("outcome", outcome)]), n);
+        }
         set(&s.given_back.get_or_create(&[("reason", "worker_lost")]), stats.n_given_back.worker_lost);
         set(&s.given_back.get_or_create(&[("reason", "not_run")]), stats.n_given_back.not_run);
         if let Some(reads) = stats.refit.as_ref().and_then(|refit| refit.reads) {
