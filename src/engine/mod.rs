@@ -85,6 +85,7 @@ mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod request_check;
 mod residents;
 mod restore_rates;
 mod rpc_front;
