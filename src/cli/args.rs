@@ -63,6 +63,9 @@ pub struct ModelArgs {
     /// Let ggml repack weights and use AMX; `eldr doctor` tries it safely
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     extra_bufts: Option<bool>,
+    /// Keep the whole sequence in layers with a sliding window, so that a prefix can be used again wherever it ends
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    swa_full: Option<bool>,
 }
 
 /// The workers and their queues.
@@ -81,6 +84,19 @@ pub struct WorkerArgs {
     /// MiB of host memory for prefixes that had to make room there
     #[arg(long, value_name = "MIB")]
     cache_ram: Option<u64>,
+    /// A folder for such prefixes, which outlive the program there and may be shared by several
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// MiB of prefixes in that folder at most; by default 4096
+    #[arg(long, value_name = "MIB")]
+    cache_disk: Option<u64>,
+    /// Let prompt and answer of a finished request go back to the prefix cache; decode steps are tapped then
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    cache_answers: Option<bool>,
+    /// A file with a text that prompts begin with, such as a system prompt, which the prefix cache never drops; may be
+    /// given several times
+    #[arg(long, value_name = "FILE")]
+    pin: Vec<PathBuf>,
     /// Requests that may wait, by default 1024; one more is refused
     #[arg(long, value_name = "N")]
     max_queue: Option<usize>,
@@ -203,6 +219,7 @@ impl ModelArgs {
         put(&mut config.rpc_deadline, self.rpc_deadline.map(Duration::from_secs));
         put(&mut config.use_mmap, self.no_mmap.map(|no| !no));
         put(&mut config.extra_bufts, self.extra_bufts);
+        put(&mut config.swa_full, self.swa_full);
     }
 }
 
@@ -213,6 +230,12 @@ impl WorkerArgs {
         put(&mut config.decode, self.decode.clone());
         put(&mut config.prefix_cache, self.prefix_cache);
         put(&mut config.cache_ram_mib, self.cache_ram);
+        if self.cache_dir.is_some() {
+            config.cache_dir.clone_from(&self.cache_dir);
+        }
+        put(&mut config.cache_disk_mib, self.cache_disk);
+        put(&mut config.cache_answers, self.cache_answers);
+        config.pins.extend(self.pin.iter().cloned());
         put(&mut config.limits.max_queue, self.max_queue);
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
@@ -334,7 +357,8 @@ mod tests {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --rpc-deadline 9 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 \
+             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --cache-dir d \
+             --cache-disk 77 --cache-answers --pin p --pin q --swa-full --max-queue 9 --max-prefill 8 --max-handoffs 6 \
              --max-retries 1 --age-bound 2",
         );
         let mut want = EngineConfig {
@@ -358,6 +382,11 @@ mod tests {
             refit: Some(RefitConfig::default()),
             prefix_cache: PrefixBudget::MiB(64),
             cache_ram_mib: 512,
+            cache_dir: Some("d".into()),
+            cache_disk_mib: 77,
+            cache_answers: true,
+            pins: vec!["p".into(), "q".into()],
+            swa_full: true,
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;

@@ -18,13 +18,16 @@ mod output;
 mod progress;
 mod prompts;
 mod record;
+mod report;
 mod route;
 mod rpc_server;
 mod run;
 #[cfg(feature = "server")]
 mod serve;
 mod settings;
+mod simulate;
 mod size;
+mod sweep;
 mod usage;
 
 use std::{
@@ -81,6 +84,10 @@ enum Verb {
     Route(route::RouteArgs),
     /// Serve a workload under several policies and compare
     Bench(bench::BenchArgs),
+    /// Serve a recording by any number of workers, simulated
+    Simulate(simulate::SimulateArgs),
+    /// Draw tables and charts of rows that were measured before
+    Report(report::ReportArgs),
     /// Show what a model or a calibration is, and which experts a prompt picks
     Inspect(inspect::InspectArgs),
     /// Write a model with larger experts and the same outputs
@@ -239,6 +246,8 @@ impl Verb {
             Self::Calibrate(args) => args.json,
             Self::Route(args) => args.json,
             Self::Bench(args) => args.json_to_stdout(),
+            Self::Simulate(args) => args.json,
+            Self::Report(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
@@ -252,6 +261,8 @@ impl Verb {
         match self {
             Self::Calibrate(args) => vec![&args.output],
             Self::Bench(args) => args.outputs(),
+            Self::Simulate(args) => args.outputs(),
+            Self::Report(args) => args.outputs(),
             Self::Inflate(args) => vec![&args.output],
             Self::Record(args) => vec![&args.output],
             #[cfg(feature = "server")]
@@ -275,6 +286,8 @@ impl Verb {
             Self::Calibrate(args) => args.run(&mut output),
             Self::Route(args) => args.run(&mut output),
             Self::Bench(args) => args.run(&mut output),
+            Self::Simulate(args) => args.run(&mut output),
+            Self::Report(args) => args.run(&mut output),
             Self::Inspect(args) => args.run(&mut output),
             Self::Inflate(args) => args.run(&mut output),
             Self::Doctor(args) => args.run(&mut output),

@@ -1,12 +1,13 @@
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::{PrefixBudget, WorkerList, placement::overlap},
+    engine::{EngineError, PrefixBudget, WorkerList, placement::overlap},
     refit::RefitConfig,
     route::PolicyKind,
     schedule::DispatchLimits,
+    types::shown,
 };
 
 /// Where flash attention is used.
@@ -22,6 +23,19 @@ pub enum FlashAttention {
     Off,
 }
 
+impl FromStr for FlashAttention {
+    type Err = EngineError;
+
+    fn from_str(word: &str) -> Result<Self, EngineError> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(EngineError::Config(format!("'{}' is not auto, on or off; write one of them", shown(word)))),
+        }
+    }
+}
+
 /// What keys and values are stored as.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -35,7 +49,38 @@ pub enum KvFormat {
     F32,
 }
 
+impl FromStr for KvFormat {
+    type Err = EngineError;
+
+    fn from_str(name: &str) -> Result<Self, EngineError> {
+        match name {
+            "f16" => Ok(Self::F16),
+            "q8_0" => Ok(Self::Q8_0),
+            "f32" => Ok(Self::F32),
+            _ => Err(EngineError::Config(format!("'{}' is not f16, q8_0 or f32; write one of them", shown(name)))),
+        }
+    }
+}
+
 /// How a model is served. The default is one prefill and two decode workers on the best device.
+///
+/// ```
+/// use eldr::{
+///     EngineConfig, PolicyKind,
+///     engine::{FlashAttention, KvFormat, PrefixBudget},
+/// };
+///
+/// let config = EngineConfig {
+///     decode: "8@cpu".parse()?,
+///     flash_attention: FlashAttention::On,
+///     kv_format: KvFormat::Q8_0,
+///     prefix_cache: PrefixBudget::MiB(512),
+///     policy: PolicyKind::MarginalCost,
+///     ..EngineConfig::default()
+/// };
+/// assert!(config.problems().is_empty());
+/// # Ok::<(), eldr::EngineError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of their own, each independent")]
 pub struct EngineConfig {
@@ -70,6 +115,18 @@ pub struct EngineConfig {
     pub cache_ram_mib: u64,
     /// The longest an RPC server may keep a byte waiting before its workers are lost.
     pub rpc_deadline: Duration,
+    /// A folder for such prefixes, which outlive the process there; none is none.
+    pub cache_dir: Option<PathBuf>,
+    /// MiB of prefixes there at most.
+    pub cache_disk_mib: u64,
+    /// What a finished request leaves on its decode worker, prompt and answer, goes back to the prefix cache. Decode steps
+    /// are tapped then, if picks are counted.
+    pub cache_answers: bool,
+    /// Files with texts that prompts begin with, such as system prompts, which the prefix cache never drops.
+    pub pins: Vec<PathBuf>,
+    /// Keep keys and values of the whole sequence in layers with a sliding window, so that a prefix can be used again
+    /// wherever it ends.
+    pub swa_full: bool,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -112,6 +169,11 @@ impl Default for EngineConfig {
             prefix_cache: PrefixBudget::Slots,
             cache_ram_mib: 0,
             rpc_deadline: Duration::from_secs(30),
+            cache_dir: None,
+            cache_disk_mib: 4096,
+            cache_answers: false,
+            pins: Vec::new(),
+            swa_full: false,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::Auto,
@@ -156,6 +218,14 @@ impl EngineConfig {
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
         let deadline = (1..=3600).contains(&self.rpc_deadline.as_secs());
         rule(deadline, "the deadline of RPC servers must be between 1 and 3600 seconds");
+        let keeps = self.prefix_cache != PrefixBudget::Off;
+        let asked = self.cache_dir.is_some() || !self.pins.is_empty() || self.cache_answers;
+        rule(keeps || !asked, "a cache folder, pins and answers need the prefix cache, which is off; switch it on");
+        rule(
+            !(self.exact && self.cache_answers),
+            "an exact run can not use answers again: a token computed alone and one computed with a prompt differ in the \
+             last bits; leave the answers or the exactness out",
+        );
         problems.extend(overlap(&self.prefill, &self.decode));
         let mut rule = |holds: bool, why: &str| {
             if !holds {

@@ -239,6 +239,7 @@ pub(super) fn context_params(
         n_threads,
         cpus: cpus.cloned().unwrap_or_else(shared_cpus),
         flash_attn,
+        swa_full: config.swa_full,
         type_k: kv_type(config.kv_format),
         type_v: kv_type(config.kv_format),
         op_offload: spec.op_offload.unwrap_or(true),

@@ -72,7 +72,12 @@ impl LlamaRunner {
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
-            reuse: if context.cuts_sequences() { Reuse::Prefix } else { Reuse::Whole },
+            // Even where the whole sequence is kept, an exported one has lost what the window has moved past.
+            reuse: match (context.cuts_sequences(), model.facts().n_swa) {
+                (false, _) => Reuse::Whole,
+                (true, 0) => Reuse::Prefix,
+                (true, _) => Reuse::Window,
+            },
             fingerprint: StateFingerprint(context.fingerprint()),
         };
         let n_sequences = params.n_slots as usize;
@@ -382,6 +387,17 @@ impl ModelRunner for LlamaRunner {
     fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
         let got = self.copy_prefix_unvouched(from, to, n_tokens);
         self.vouch(got)
+    }
+
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        self.context.reaches(slot.0, n_tokens)
+    }
+
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        if self.n_tokens[slot.index()] != n_tokens {
+            return Err(format!("the runner believes in {}", self.n_tokens[slot.index()]));
+        }
+        self.context.check_seq_cells(slot.0, n_tokens).map_err(|error| error.to_string())
     }
 }
 

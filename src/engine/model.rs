@@ -1,17 +1,22 @@
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use crate::{
     calibrate::Calibration,
     engine::{
-        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
-        ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
+        DiskTier, Engine, EngineConfig, EngineError, EngineExtras, EngineParts, EngineWorker, FlashAttention, KvFormat,
+        LlamaRunner, ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
         copies::{Copies, ReadyWorker, kv_type},
         read_calibration,
+        residents::Lent,
         sharing::{Sharing, host_experts},
+        versions, weights,
     },
     llama::{CpuMoe, DeviceKind, Model, ModelFacts},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
-    schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
+    schedule::{Job, PrefillWorker, PrefixConfig, RunnerInfo, WorkerEvent},
     signature::ExpertCounts,
     sim::Verdict,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
@@ -23,15 +28,13 @@ pub struct LoadedModel {
     copies: Arc<Copies>,
     /// The first copy, for what all know.
     model: Model,
+    path: PathBuf,
 }
 
 impl LoadedModel {
     /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        let problems = config.problems();
-        if !problems.is_empty() {
-            return Err(EngineError::Config(problems.join("; ")));
-        }
+        config.check()?;
         let sharing = Sharing::of(config)?;
         if let Some(refusal) = Plan::refusal(path, config, &sharing) {
             return Err(EngineError::Config(refusal));
@@ -49,7 +52,7 @@ impl LoadedModel {
                 threads.n_threads
             );
         }
-        Ok(Self { copies, model })
+        Ok(Self { copies, model, path: path.to_owned() })
     }
 
     /// Whether zero rows were added to its experts: same outputs and picks, larger weights.
@@ -135,7 +138,10 @@ impl LoadedModel {
                 WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
                     return Err(EngineError::Run(error));
                 }
-                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
+                WorkerEvent::Token { .. }
+                | WorkerEvent::Finished { .. }
+                | WorkerEvent::Cache(_)
+                | WorkerEvent::Left(_) => {}
             }
         }
         Ok(None)
@@ -167,15 +173,18 @@ impl LoadedModel {
     pub fn prefix(&self, config: &EngineConfig) -> PrefixConfig {
         let facts = self.facts();
         let max_tokens = config.prefix_cache.tokens(self.kv_bytes_per_token(config.kv_format));
+        let stores = config.cache_ram_mib > 0 || config.cache_dir.is_some();
+        let third =
+            if stores { "" } else { "; with --cache-ram, a third prompt that begins alike finds a copy made for it" };
         if max_tokens > 0 && (facts.recurrent || facts.hybrid) {
-            log::info!(
+            log::warn!(
                 "the model has recurrent layers, whose memory can not be cut: what a finished prompt leaves behind is used \
-                 only by prompts that go on after its last token"
+                 only by prompts that go on after its last token{third}"
             );
-        } else if max_tokens > 0 && facts.n_swa > 0 {
-            log::info!(
+        } else if max_tokens > 0 && facts.n_swa > 0 && !config.swa_full {
+            log::warn!(
                 "the model has a sliding window of {} tokens: what a finished prompt leaves behind is used only while the \
-                 window reaches back from where a new prompt goes on",
+                 window reaches back from where a new prompt goes on{third}; --swa-full keeps all of it",
                 facts.n_swa
             );
         }
@@ -183,7 +192,35 @@ impl LoadedModel {
         let common =
             (1..=block).map(|n| n * chunk).find(|n| n.is_multiple_of(block)).expect("at last block times chunk");
         let align = if config.exact { common } else { 1 };
-        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, align, ..PrefixConfig::default() }
+        let (ram_bytes, answers) = (config.cache_ram_mib << 20, config.cache_answers);
+        PrefixConfig { max_tokens, block, ram_bytes, align, answers }
+    }
+
+    /// The configured folder for prefixes, which depend on what `info` says of a prefill worker, on the weights and on how
+    /// prompts are cut.
+    pub fn disk_tier(&self, config: &EngineConfig, info: &RunnerInfo) -> Result<Option<DiskTier>, EngineError> {
+        let Some(path) = &config.cache_dir else { return Ok(None) };
+        let weights = weights::sample(&self.path).map_err(|error| unreadable(&self.path, &error))?;
+        let mut fingerprint: Vec<_> =
+            info.fingerprint.0.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let more = [
+            ("weights", weights),
+            ("device", self.model().device().name().to_owned()),
+            ("chunk", self.chunk(config).to_string()),
+            ("exact", config.exact.to_string()),
+            ("llama.cpp", versions().llama_cpp),
+        ];
+        fingerprint.extend(more.map(|(name, value)| (name.to_owned(), value)));
+        DiskTier::open(path, fingerprint, config.cache_disk_mib << 20).map(Some)
+    }
+
+    /// Reads the configured pins as tokens.
+    fn pins(&self, config: &EngineConfig) -> Result<Vec<Vec<Token>>, EngineError> {
+        let read = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
+            self.tokenizer().tokenize(&text).map_err(EngineError::Request)
+        };
+        config.pins.iter().map(read).collect()
     }
 
     /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
@@ -280,7 +317,12 @@ impl LoadedModel {
             note = Some(verdict.sentence());
             kind = PolicyKind::LeastLoaded;
         }
-        let params = PolicyParams {
+        let policy = kind.build(&self.policy_params(config, calibration));
+        Ok((policy.map_err(|error| EngineError::Config(error.to_string()))?, note))
+    }
+
+    fn policy_params(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> PolicyParams {
+        PolicyParams {
             seed: config.seed,
             n_workers: config.decode.n_workers(),
             tau: config.tau.unwrap_or_else(|| calibration.map_or(0.1, |c| c.tau)),
@@ -289,9 +331,7 @@ impl LoadedModel {
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams::default(),
-        };
-        let policy = kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))?;
-        Ok((policy, note))
+        }
     }
 
     fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> (PolicyKind, Option<String>) {
@@ -330,10 +370,24 @@ impl LoadedModel {
         let (policy, note) = self.policy_and_note(config, calibration.as_deref())?;
         let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
         // A dense model, or one that locality does not help, is routed by load.
+        let lent = Lent {
+            params: self.policy_params(config, calibration.as_deref()),
+            counts_all: tapped == self.usable_layers(),
+            counts_mask: calibration.as_ref().is_some_and(|c| c.layers.iter().all(|layer| tapped.contains(layer))),
+        };
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
+        // Answers come back with their picks, which every step must then tell.
+        let sampled = refit.as_ref().map_or(0, |refit| refit.sample_decode);
+        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { sampled };
+        let pins = self.pins(config)?;
+        let prefill = self.prefill_workers(config, &tapped)?;
+        let disk = match prefill.first() {
+            Some(worker) => self.disk_tier(config, worker.runner.info())?,
+            None => None,
+        };
         let parts = EngineParts {
-            prefill: self.prefill_workers(config, &tapped)?,
-            decode: self.decode_workers(config, refit.as_ref().map_or(0, |refit| refit.sample_decode))?,
+            prefill,
+            decode: self.decode_workers(config, tap_every)?,
             tokenizer: self.tokenizer(),
             policy,
             calibration,
@@ -342,11 +396,9 @@ impl LoadedModel {
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
             prefix: self.prefix(config),
         };
-        let engine = match refit {
-            Some(refit) => Engine::start_refitting(parts, refit),
-            None => Engine::start(parts),
-        };
-        engine.map(|engine| engine.with_policy_note(note))
+        let engine = Engine::start_with(parts, EngineExtras { refit, disk })?;
+        pins.iter().try_for_each(|tokens| engine.pin(tokens))?;
+        Ok(engine.with_policy_note(note).lending(lent.builder()))
     }
 
     fn model(&self) -> &Model {
@@ -388,6 +440,10 @@ impl Engine {
 fn cut_context(asked: u32, trained: u32) -> Option<String> {
     let is_cut = asked > trained && asked != EngineConfig::default().n_ctx_slot;
     is_cut.then(|| format!("the model was trained with {trained} tokens of context: slots hold {trained}, not {asked}"))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
+    EngineError::Config(format!("cannot read {}: {error}; name a file that can be read", path.display()))
 }
 
 #[cfg(test)]

@@ -39,6 +39,15 @@ pub enum HostExperts {
 }
 
 /// All workers of one kind: a comma-separated list of [`WorkerSpec`]s.
+///
+/// ```
+/// use eldr::engine::WorkerList;
+///
+/// let list: WorkerList = "2@cuda:0,1@cpu".parse()?;
+/// assert_eq!(list.n_workers(), 3);
+/// assert_eq!(list.0[1].device.as_deref(), Some("cpu"));
+/// # Ok::<(), eldr::EngineError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct WorkerList(pub Vec<WorkerSpec>);

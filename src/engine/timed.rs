@@ -10,9 +10,11 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    engine::RestoreRates,
+    kv::ChunkCounts,
     route::{Decision, PolicyLayer, RouteError, RoutePolicy, RouteRequest, WorkerView},
     schedule::{ModelRunner, RunError, RunnerLayer, SeqState},
-    types::Slot,
+    types::{Slot, Token},
 };
 
 /// Durations of one kind, counted in buckets.
@@ -65,10 +67,12 @@ impl PolicyLayer for TimedPolicy {
     }
 }
 
-/// A decode worker's runner whose imports are timed: the sequences that arrive and are verified.
+/// A runner whose imports are timed: the sequences that arrive and are verified.
 pub(super) struct TimedRunner {
     pub(super) runner: Box<dyn ModelRunner>,
     pub(super) times: SharedTimes,
+    /// Of a prefill worker: what it takes to compute and to restore.
+    pub(super) rates: Option<RestoreRates>,
 }
 
 impl RunnerLayer for TimedRunner {
@@ -83,8 +87,24 @@ impl RunnerLayer for TimedRunner {
     fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
         let began = Instant::now();
         self.runner.import(slot, state)?;
-        self.times.lock().add(began.elapsed());
+        let took = began.elapsed();
+        self.times.lock().add(took);
+        self.rates.iter().for_each(|rates| rates.imported(state.bytes.len(), took));
         Ok(())
+    }
+
+    fn prefill(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+        counts: Option<&mut ChunkCounts>,
+    ) -> Result<Option<Token>, RunError> {
+        let began = Instant::now();
+        let next = self.runner.prefill(slot, tokens, pos, last, counts)?;
+        self.rates.iter().for_each(|rates| rates.prefilled(tokens.len(), began.elapsed()));
+        Ok(next)
     }
 }
 

@@ -4,11 +4,11 @@ use crossbeam::channel::unbounded;
 
 use crate::{
     engine::{
-        EngineError, EngineWorker, N_PREFILL_PARALLEL, Permits, RamTier, Shared,
+        EngineError, EngineWorker, N_PREFILL_PARALLEL, Permits, PrefixTiers, RestoreRates, Shared,
         timed::TimedRunner,
         worker::{Scheduler, spawn_worker, thread},
     },
-    schedule::{DecodeWorker, PrefillWorker, PrefixConfig, PrefixStore, Recovery, RunnerInfo, Source},
+    schedule::{Answers, DecodeWorker, PrefillWorker, PrefixConfig, PrefixStore, Recovery, RunnerInfo, Source},
     types::Token,
 };
 
@@ -25,21 +25,35 @@ pub(super) struct Schedulers {
     pub eog: Vec<Token>,
     pub n_expert: u32,
     pub prefix: PrefixConfig,
-    pub ram: Option<RamTier>,
+    pub tiers: Option<PrefixTiers>,
+    pub rates: RestoreRates,
+    pub answers: Option<Answers>,
 }
 
 impl Schedulers {
     /// A state machine without requests.
     pub fn make(&self, source: Source, info: &RunnerInfo) -> Scheduler {
-        let Self { chunk, eog, n_expert, prefix, ram } = self;
+        let Self { chunk, eog, n_expert, prefix, tiers, answers, .. } = self;
         match source {
             Source::Prefill(_) => {
                 let worker = PrefillWorker::new(info, *chunk, N_PREFILL_PARALLEL, eog, *n_expert);
-                let store = ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
+                let store = tiers.clone().map(|tiers| Box::new(tiers) as Box<dyn PrefixStore>);
                 Scheduler::Prefill(Box::new(worker.caching(*prefix, info, *n_expert).spilling(store)))
             }
-            Source::Decode(_) => Scheduler::Decode(Box::new(DecodeWorker::new(info, *chunk, eog))),
+            Source::Decode(_) => {
+                Scheduler::Decode(Box::new(DecodeWorker::new(info, *chunk, eog).returning(answers.clone())))
+            }
         }
+    }
+
+    /// The worker, its imports timed and, of a prefill worker, what it takes to compute and to restore.
+    pub fn timed(&self, source: Source, worker: EngineWorker, shared: &Shared) -> EngineWorker {
+        let (times, rates) = match source {
+            Source::Prefill(_) => (&shared.restore_times, Some(self.rates.clone())),
+            Source::Decode(_) => (&shared.handoff_times, None),
+        };
+        let EngineWorker { name, runner, permits } = worker;
+        EngineWorker { name, runner: Box::new(TimedRunner { runner, times: Arc::clone(times), rates }), permits }
     }
 }
 
@@ -98,12 +112,8 @@ impl Watch {
             self.recovery = recovery;
         }
         let scheduler = self.schedulers.make(self.source, runner.info());
-        let times = Arc::clone(&self.shared.handoff_times);
-        let runner = match self.source {
-            Source::Prefill(_) => runner,
-            Source::Decode(_) => Box::new(TimedRunner { runner, times }),
-        };
         let worker = EngineWorker { name: self.name.clone(), runner, permits: self.permits.clone() };
+        let worker = self.schedulers.timed(self.source, worker, &self.shared);
         let (to, inbox) = unbounded();
         let thread = spawn_worker(&self.shared, self.source, worker, scheduler, inbox);
         let thread = thread.map_err(|error| error.to_string())?;

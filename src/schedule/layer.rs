@@ -87,6 +87,16 @@ pub trait RunnerLayer: Send {
     fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
         self.inner_mut().copy_prefix(from, to, n_tokens)
     }
+
+    /// See [`ModelRunner::reaches`].
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        self.inner().reaches(slot, n_tokens)
+    }
+
+    /// See [`ModelRunner::check_held`].
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        self.inner().check_held(slot, n_tokens)
+    }
 }
 
 #[deny(clippy::missing_trait_methods, reason = "a default here would be a call not passed on")]
@@ -148,5 +158,13 @@ impl<L: RunnerLayer> ModelRunner for L {
 
     fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
         RunnerLayer::copy_prefix(self, from, to, n_tokens)
+    }
+
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        RunnerLayer::reaches(self, slot, n_tokens)
+    }
+
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        RunnerLayer::check_held(self, slot, n_tokens)
     }
 }

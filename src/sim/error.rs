@@ -66,6 +66,12 @@ pub enum SimError {
         /// What the fit said.
         source: CalibrateError,
     },
+    /// A scenario that makes no sense: which key, and what it must be.
+    #[error("{0}")]
+    Scenario(String),
+    /// Costs of a device that make no sense: which, and what it must be.
+    #[error("the cost: {0}")]
+    DeviceCost(String),
     /// A policy that can not be built.
     #[error(transparent)]
     Policy(#[from] RouteBuildError),

@@ -1,0 +1,132 @@
+use serde::{Deserialize, Serialize};
+
+/// What a device's steps take, in milliseconds: fitted by `eldr bench --fit`, estimated, or written by hand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceCost {
+    /// Where the numbers come from, in words.
+    #[serde(default)]
+    pub source: String,
+    /// Of a decode step.
+    pub decode: DecodeCost,
+    /// Of a prefill step.
+    pub prefill: PrefillCost,
+    /// Of a sequence that moves from one worker to another.
+    #[serde(default)]
+    pub handoff: HandoffCost,
+}
+
+/// A decode step takes `fixed + per_expert * experts + per_token * tokens + per_kv_token * context`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeCost {
+    /// What every step takes: dense weights, launches.
+    pub fixed: f64,
+    /// For each distinct expert of each layer.
+    pub per_expert: f64,
+    /// For each sequence of the batch.
+    pub per_token: f64,
+    /// For each token of context, summed over the batch.
+    #[serde(default)]
+    pub per_kv_token: f64,
+}
+
+/// A prefill step of one prompt's chunk takes `fixed + per_token * tokens`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillCost {
+    /// What every chunk takes.
+    pub fixed: f64,
+    /// For each token of it.
+    pub per_token: f64,
+}
+
+/// Taking a sequence in takes a decode worker `fixed + per_token * tokens` more in that step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandoffCost {
+    /// For each sequence.
+    pub fixed: f64,
+    /// For each token of its context.
+    pub per_token: f64,
+}
+
+impl DecodeCost {
+    /// Milliseconds of a step of `n_batch` sequences with `n_kv` tokens of context, that picked `n_experts` distinct
+    /// experts, summed over the layers.
+    pub fn step(&self, n_experts: u32, n_batch: u32, n_kv: u64) -> f64 {
+        self.fixed
+            + self.per_expert * f64::from(n_experts)
+            + self.per_token * f64::from(n_batch)
+            + self.per_kv_token * n_kv as f64
+    }
+}
+
+impl PrefillCost {
+    /// Milliseconds of a chunk of `n_tokens`.
+    pub fn step(&self, n_tokens: usize) -> f64 {
+        self.fixed + self.per_token * n_tokens as f64
+    }
+}
+
+impl HandoffCost {
+    /// Milliseconds of a sequence of `n_tokens`.
+    pub fn step(&self, n_tokens: u32) -> f64 {
+        self.fixed + self.per_token * f64::from(n_tokens)
+    }
+}
+
+impl DeviceCost {
+    /// What is wrong with the numbers, in a sentence, or nothing.
+    pub fn problem(&self) -> Option<String> {
+        let numbers = [
+            ("decode.fixed", self.decode.fixed),
+            ("decode.per_expert", self.decode.per_expert),
+            ("decode.per_token", self.decode.per_token),
+            ("decode.per_kv_token", self.decode.per_kv_token),
+            ("prefill.fixed", self.prefill.fixed),
+            ("prefill.per_token", self.prefill.per_token),
+            ("handoff.fixed", self.handoff.fixed),
+            ("handoff.per_token", self.handoff.per_token),
+        ];
+        let wrong = numbers.iter().find(|(_, ms)| !(ms.is_finite() && *ms >= 0.0));
+        if let Some((name, ms)) = wrong {
+            return Some(format!("{name} is {ms} ms, which must be a finite number, 0 or more"));
+        }
+        let no_time = self.decode.fixed <= 0.0 && self.decode.per_token <= 0.0;
+        no_time.then(|| "decode.fixed and decode.per_token are both 0 ms: a step must take some time".to_owned())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn cost() -> DeviceCost {
+        DeviceCost {
+            source: "planted".into(),
+            decode: DecodeCost { fixed: 4.0, per_expert: 0.25, per_token: 0.5, per_kv_token: 0.001 },
+            prefill: PrefillCost { fixed: 2.0, per_token: 0.1 },
+            handoff: HandoffCost { fixed: 0.5, per_token: 0.01 },
+        }
+    }
+
+    #[test]
+    fn the_parts_add_up() {
+        let DeviceCost { decode, prefill, handoff, .. } = cost();
+        assert!((decode.step(8, 2, 100) - (4.0 + 2.0 + 1.0 + 0.1)).abs() < 1e-12);
+        assert!((prefill.step(30) - 5.0).abs() < 1e-12);
+        assert!((handoff.step(50) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn impossible_numbers_are_named() {
+        assert_eq!(cost().problem(), None);
+        let mut wrong = cost();
+        wrong.prefill.per_token = f64::NAN;
+        assert!(wrong.problem().is_some_and(|problem| problem.starts_with("prefill.per_token is NaN")));
+        let decode = DecodeCost { fixed: 0.0, per_expert: 1.0, per_token: 0.0, per_kv_token: 1.0 };
+        let still = DeviceCost { decode, ..cost() };
+        assert!(still.problem().is_some_and(|problem| problem.contains("must take some time")));
+    }
+}

@@ -1,0 +1,345 @@
+//! What comes to the pool and what happens to it, as a user writes it down.
+//!
+//! Never reads a file: `eldr simulate` reads TOML into it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A pool, its traffic, and what goes wrong. Times are in seconds on the simulated clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scenario {
+    /// Requests that come in all.
+    pub requests: u64,
+    /// Seed of arrivals, draws and policies.
+    pub seed: u64,
+    /// Share of the requests that is warm-up and not measured.
+    pub warmup: f64,
+    /// Prefill workers; without a number, one for every four decode workers.
+    pub prefill: Option<u32>,
+    /// Prompt tokens a prefill step runs.
+    pub chunk: u32,
+    /// Decode workers, alike ones together.
+    pub decode: Vec<DecodeGroup>,
+    /// Requests a second; without it all that may be in the system are.
+    pub rate: Option<f64>,
+    /// Requests in the system at most; without it, and without a rate, half of all slots.
+    pub concurrency: Option<u32>,
+    /// Requests come in bursts.
+    pub burst: Option<Burst>,
+    /// The rate swings, as over a day.
+    pub swing: Option<Swing>,
+    /// Requests come in the order of the trace, again and again, instead of being drawn from it.
+    pub in_order: bool,
+    /// The weight of each domain; domains without one have 0. Without any, as in the trace.
+    pub mix: BTreeMap<String, f64>,
+    /// The mix drifts, as over a day.
+    pub drift: Option<Drift>,
+    /// Requests share beginnings.
+    pub prefix: Option<PrefixSharing>,
+    /// What happens to workers, and when.
+    pub event: Vec<Event>,
+    /// Prefilled requests that may wait for a slot.
+    pub max_handoffs: u32,
+    /// Requests that may wait for a prefill worker; one more is refused.
+    pub max_queue: Option<u64>,
+    /// As `--age-bound` of `eldr serve`.
+    pub age_bound: u32,
+}
+
+/// Decode workers that are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeGroup {
+    /// How many.
+    pub workers: u32,
+    /// Sequences each holds.
+    #[serde(default = "default_slots")]
+    pub slots: u32,
+    /// How fast each is: 0.5 takes twice the cost's time.
+    #[serde(default = "default_speed")]
+    pub speed: f64,
+}
+
+const fn default_slots() -> u32 {
+    32
+}
+
+const fn default_speed() -> f64 {
+    1.0
+}
+
+/// Requests come for `on` seconds, then pause for `off`; the rate is the average.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Burst {
+    /// Seconds with arrivals.
+    pub on: f64,
+    /// Seconds without.
+    pub off: f64,
+}
+
+/// The rate is `rate * (1 + amplitude * sin(2 pi t / period))`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Swing {
+    /// Seconds of a day.
+    pub period: f64,
+    /// From 0 to 1.
+    pub amplitude: f64,
+}
+
+/// The weight of domain i of n is multiplied by `1 + amplitude * sin(2 pi (t / period + i / n))`, domains by name.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drift {
+    /// Seconds of a day.
+    pub period: f64,
+    /// From 0 to 1.
+    pub amplitude: f64,
+}
+
+/// A share of the requests begins with one of `groups` system prompts of `tokens` tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefixSharing {
+    /// System prompts; each is the beginning of some recorded prompts and belongs to their domain.
+    pub groups: u32,
+    /// Tokens of each.
+    pub tokens: u32,
+    /// Share of the requests that begin with one.
+    #[serde(default = "default_speed")]
+    pub share: f64,
+    /// Tokens a prefill worker keeps of finished prompts; 0 computes every prompt whole.
+    #[serde(default = "default_cache")]
+    pub cache_tokens: u64,
+}
+
+const fn default_cache() -> u64 {
+    65_536
+}
+
+/// Something that happens to a decode worker.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    /// When.
+    pub at: f64,
+    /// To which decode worker, from 0. Not used by `join`.
+    #[serde(default)]
+    pub worker: u32,
+    /// What.
+    pub what: Happens,
+    /// With `slow`: how many times longer a step takes from then on. With `join`: the slots of the new worker.
+    #[serde(default = "default_speed")]
+    pub by: f64,
+}
+
+/// What can happen to a decode worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Happens {
+    /// It is lost at the end of its step; its requests are prefilled again elsewhere.
+    Fail,
+    /// Its steps take `by` times as long; 1 is well again.
+    Slow,
+    /// It gets nothing new.
+    Drain,
+    /// It gets requests again.
+    Resume,
+    /// One more worker, of `by` slots.
+    Join,
+}
+
+impl Default for Scenario {
+    /// Eight workers, half full, and the trace's own mix.
+    fn default() -> Self {
+        Self {
+            requests: 2000,
+            seed: 0,
+            warmup: 0.2,
+            prefill: None,
+            chunk: 512,
+            decode: vec![DecodeGroup { workers: 8, slots: default_slots(), speed: 1.0 }],
+            rate: None,
+            concurrency: None,
+            burst: None,
+            swing: None,
+            in_order: false,
+            mix: BTreeMap::new(),
+            drift: None,
+            prefix: None,
+            event: Vec::new(),
+            max_handoffs: 16,
+            max_queue: None,
+            age_bound: 1,
+        }
+    }
+}
+
+impl Scenario {
+    /// Decode workers at the start.
+    pub fn n_workers(&self) -> usize {
+        self.decode.iter().map(|group| group.workers as usize).sum()
+    }
+
+    /// Slots of each decode worker at the start.
+    pub fn n_slots(&self) -> Vec<u32> {
+        let each = |group: &DecodeGroup| vec![group.slots; group.workers as usize];
+        self.decode.iter().flat_map(each).collect()
+    }
+
+    /// Prefill workers.
+    pub fn n_prefill(&self) -> usize {
+        self.prefill.map_or_else(|| self.n_workers().div_ceil(4), |n| n as usize)
+    }
+
+    /// What is wrong with it, in a sentence that names the key, or nothing. `domains` are the trace's.
+    pub fn problem(&self, domains: &[String]) -> Option<String> {
+        self.bad_count().or_else(|| self.bad_number()).or_else(|| self.bad_event()).or_else(|| self.bad_mix(domains))
+    }
+
+    fn bad_count(&self) -> Option<String> {
+        let zero = |name: &str, n: u64| (n == 0).then(|| format!("{name} is 0, which must be at least 1"));
+        let group = self.decode.iter().find_map(|group| {
+            zero("decode.workers", group.workers.into()).or_else(|| zero("decode.slots", group.slots.into()))
+        });
+        zero("requests", self.requests)
+            .or_else(|| self.decode.is_empty().then(|| "decode is empty: there must be a decode worker".to_owned()))
+            .or(group)
+            .or_else(|| zero("prefill", self.prefill.unwrap_or(1).into()))
+            .or_else(|| zero("chunk", self.chunk.into()))
+            .or_else(|| zero("age_bound", self.age_bound.into()))
+            .or_else(|| zero("concurrency", self.concurrency.unwrap_or(1).into()))
+            .or_else(|| zero("prefix.groups", self.prefix.map_or(1, |prefix| prefix.groups).into()))
+            .or_else(|| zero("prefix.tokens", self.prefix.map_or(1, |prefix| prefix.tokens).into()))
+    }
+
+    fn bad_number(&self) -> Option<String> {
+        let positive = |name: &str, x: f64| {
+            (!(x.is_finite() && x > 0.0)).then(|| format!("{name} is {x}, which must be a finite number above 0"))
+        };
+        let share = |name: &str, x: f64| {
+            (!(0.0..=1.0).contains(&x)).then(|| format!("{name} is {x}, which must be a share from 0 to 1"))
+        };
+        let needs_rate = |name: &str, given: bool| {
+            (given && self.rate.is_none())
+                .then(|| format!("{name} is given without rate, the average of requests a second"))
+        };
+        (!(0.0..1.0).contains(&self.warmup))
+            .then(|| format!("warmup is {}, which must be a share from 0 to below 1", self.warmup))
+            .or_else(|| self.decode.iter().find_map(|group| positive("decode.speed", group.speed)))
+            .or_else(|| self.rate.and_then(|rate| positive("rate", rate)))
+            .or_else(|| self.burst.and_then(|burst| positive("burst.on", burst.on)))
+            .or_else(|| self.burst.filter(|b| b.off != 0.0).and_then(|burst| positive("burst.off", burst.off)))
+            .or_else(|| self.swing.and_then(|swing| positive("swing.period", swing.period)))
+            .or_else(|| self.swing.and_then(|swing| share("swing.amplitude", swing.amplitude)))
+            .or_else(|| self.drift.and_then(|drift| positive("drift.period", drift.period)))
+            .or_else(|| self.drift.and_then(|drift| share("drift.amplitude", drift.amplitude)))
+            .or_else(|| self.prefix.and_then(|prefix| share("prefix.share", prefix.share)))
+            .or_else(|| needs_rate("burst", self.burst.is_some()))
+            .or_else(|| needs_rate("swing", self.swing.is_some()))
+            .or_else(|| {
+                (self.burst.is_some() && self.swing.is_some())
+                    .then(|| "burst and swing are both given: the rate can follow one of them".to_owned())
+            })
+    }
+
+    fn bad_event(&self) -> Option<String> {
+        let mut n_workers = self.n_workers() as u64;
+        let mut last = 0.0;
+        for (nth, event) in self.event.iter().enumerate() {
+            let name = format!("event {nth}");
+            if !(event.at.is_finite() && event.at >= last) {
+                return Some(format!("{name} is at {}, which must be a time not before the event above it", event.at));
+            }
+            last = event.at;
+            if !(event.by.is_finite() && event.by > 0.0) {
+                return Some(format!("{name}: by is {}, which must be a finite number above 0", event.by));
+            }
+            if event.what == Happens::Join {
+                if event.by < 1.0 {
+                    return Some(format!("{name}: by is {}, and the new worker needs a slot at least", event.by));
+                }
+                n_workers += 1;
+            } else if u64::from(event.worker) >= n_workers {
+                return Some(format!(
+                    "{name} is about decode worker {}, and then there are {n_workers}, counted from 0",
+                    event.worker
+                ));
+            }
+        }
+        None
+    }
+
+    fn bad_mix(&self, domains: &[String]) -> Option<String> {
+        if self.in_order && !(self.mix.is_empty() && self.drift.is_none()) {
+            return Some("in_order is true and a mix or drift is given: the order of the trace has its own mix".into());
+        }
+        if let Some(unknown) = self.mix.keys().find(|name| !domains.contains(name)) {
+            return Some(format!(
+                "mix.{unknown} names a domain that the trace does not have; it has {}",
+                if domains.is_empty() { "none".to_owned() } else { domains.join(", ") }
+            ));
+        }
+        if let Some((name, weight)) = self.mix.iter().find(|(_, w)| !(w.is_finite() && **w >= 0.0)) {
+            return Some(format!("mix.{name} is {weight}, which must be a finite number, 0 or more"));
+        }
+        if !self.mix.is_empty() && self.mix.values().sum::<f64>() <= 0.0 {
+            return Some("every weight of mix is 0: give one domain at least a weight above 0".to_owned());
+        }
+        (self.drift.is_some() && domains.len() < 2)
+            .then(|| "drift moves weight between domains, and the trace has fewer than two".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_named_by_its_key() {
+        let domains = ["code".to_owned(), "math".to_owned()];
+        let good = Scenario::default();
+        assert_eq!(good.problem(&domains), None);
+        let group = |slots, speed| vec![DecodeGroup { workers: 2, slots, speed }];
+        let event = |at, worker, what, by| vec![Event { at, worker, what, by }];
+        let mix = |name: &str, weight| BTreeMap::from([(name.to_owned(), weight)]);
+        let cases = [
+            (Scenario { requests: 0, ..good.clone() }, "requests is 0"),
+            (Scenario { decode: group(0, 1.0), ..good.clone() }, "decode.slots is 0"),
+            (Scenario { decode: group(4, -1.0), ..good.clone() }, "decode.speed is -1"),
+            (Scenario { decode: Vec::new(), ..good.clone() }, "decode is empty"),
+            (Scenario { warmup: 1.0, ..good.clone() }, "warmup is 1"),
+            (Scenario { rate: Some(f64::NAN), ..good.clone() }, "rate is NaN"),
+            (Scenario { burst: Some(Burst { on: 1.0, off: 1.0 }), ..good.clone() }, "burst is given without rate"),
+            (Scenario { mix: mix("law", 1.0), ..good.clone() }, "mix.law names a domain"),
+            (Scenario { mix: mix("code", -1.0), ..good.clone() }, "mix.code is -1"),
+            (Scenario { mix: mix("code", 0.0), ..good.clone() }, "every weight of mix is 0"),
+            (Scenario { mix: mix("code", 1.0), in_order: true, ..good.clone() }, "in_order is true"),
+            (Scenario { event: event(1.0, 8, Happens::Fail, 1.0), ..good.clone() }, "event 0 is about decode worker 8"),
+            (Scenario { event: event(-1.0, 0, Happens::Fail, 1.0), ..good.clone() }, "event 0 is at -1"),
+            (Scenario { event: event(1.0, 0, Happens::Slow, 0.0), ..good.clone() }, "event 0: by is 0"),
+        ];
+        for (scenario, want) in cases {
+            let problem = scenario.problem(&domains).unwrap_or_default();
+            assert!(problem.starts_with(want), "{want}: {problem}");
+        }
+        let joined = Scenario {
+            event: vec![
+                Event { at: 1.0, worker: 0, what: Happens::Join, by: 16.0 },
+                Event { at: 2.0, worker: 8, what: Happens::Fail, by: 1.0 },
+            ],
+            ..good
+        };
+        assert_eq!(joined.problem(&domains), None);
+    }
+
+    #[test]
+    fn workers_and_prefill_follow_the_groups() {
+        let group = |workers, slots| DecodeGroup { workers, slots, speed: 1.0 };
+        let scenario = Scenario { decode: vec![group(2, 4), group(3, 8)], ..Scenario::default() };
+        assert_eq!((scenario.n_workers(), scenario.n_slots(), scenario.n_prefill()), (5, vec![4, 4, 8, 8, 8], 2));
+    }
+}
