@@ -9,9 +9,9 @@ mod calibrating;
 mod outputs;
 #[path = "cli/settings.rs"]
 mod settings;
-mod support;
 #[path = "cli/simulating.rs"]
 mod simulating;
+mod support;
 #[path = "cli/verbs.rs"]
 mod verbs;
 
