@@ -13,7 +13,7 @@ mod guard {
     const SOURCE: &str = "vendor/guard/guard.cpp";
     const HEADER: &str = "vendor/guard/guard.h";
     /// The types of llama.cpp that the header names; llama-cpp-sys-2 has bound them already.
-    const TYPES: &str = "ggml_backend_dev_t, gguf_context, llama_batch, llama_chat_message, llama_context, \
+    const TYPES: &str = "ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_threadpool_t, gguf_context, llama_batch, llama_chat_message, llama_context, \
                          llama_context_params, llama_model, llama_model_params, llama_pos, llama_sampler, \
                          llama_seq_id, llama_token, llama_token_data_array, llama_vocab";
 

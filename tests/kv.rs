@@ -1,20 +1,27 @@
 //! A prefill worker that keeps what prompts leave behind, over the fake runner: after any interleaving of requests,
 //! cancellations and failures, every text and every count is that of a prompt run from its first token.
+//!
+//! The fake model's next token is a hash of all tokens before it, so its states and first tokens stand for keys, values
+//! and logits bit for bit.
 #![allow(clippy::unwrap_used)]
+
+#[path = "kv/interleaving.rs"]
+mod interleaving;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use eldr::{
+    engine::DiskTier,
     kv::names,
     route::LeastLoaded,
     schedule::{
-        CacheChange, CacheStats, Command, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Handoff, Job,
-        ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Reuse, Source, StoredPrefix, WorkerEvent,
+        Answers, CacheChange, CacheStats, Command, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner,
+        Fault, Handoff, Job, Leftover, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Reuse, Source,
+        StoredMatch, StoredPrefix, WorkerEvent, has_layers, n_usable,
     },
     signature::ExpertCounts,
     types::{FinishReason, Request, RequestId, SamplingParams, Slot, Token, WorkerId},
 };
-use proptest::prelude::*;
 
 const MODEL: FakeModel = FakeModel { n_vocab: 23, n_layer: 3, n_expert: 8, n_expert_used: 2 };
 const CHUNK: u32 = 8;
@@ -25,17 +32,24 @@ const N_CTX: u32 = 64;
 struct Newest(Vec<Arc<StoredPrefix>>);
 
 impl PrefixStore for Newest {
-    fn longest(&mut self, prompt: &[Token]) -> Option<(Arc<StoredPrefix>, usize)> {
-        let best = self.0.iter().max_by_key(|prefix| prefix.n_common(prompt))?;
-        Some((Arc::clone(best), best.n_common(prompt)))
+    fn find(&mut self, prompt: &[Token], layers: &[u32]) -> Option<StoredMatch> {
+        let fitting = self.0.iter().enumerate().filter(|(_, prefix)| has_layers(prefix.layers(), layers));
+        let common = fitting.map(|(at, prefix)| (n_usable(&prefix.tokens, prefix.whole, prompt), at));
+        let (n_common, at) = common.max().filter(|&(n, _)| n > 0)?;
+        let n_tokens = u32::try_from(self.0[at].tokens.len()).unwrap();
+        Some(StoredMatch { id: at as u64, tier: 0, n_tokens, n_common, n_bytes: 0 })
     }
 
-    fn has(&self, tokens: &[Token]) -> bool {
-        self.0.iter().any(|prefix| prefix.tokens.starts_with(tokens))
+    fn load(&mut self, found: &StoredMatch) -> Option<Arc<StoredPrefix>> {
+        self.0.get(usize::try_from(found.id).unwrap()).cloned()
+    }
+
+    fn has(&self, tokens: &[Token], layers: &[u32]) -> bool {
+        self.0.iter().any(|prefix| prefix.covers(tokens, layers))
     }
 
     fn put(&mut self, prefix: StoredPrefix) {
-        assert!(!self.has(&prefix.tokens), "{:?} is there already", prefix.tokens);
+        assert!(!self.has(&prefix.tokens, prefix.layers()), "{:?} is there already", prefix.tokens);
         assert_eq!(prefix.state.n_tokens as usize, prefix.tokens.len());
         self.0.push(Arc::new(prefix));
         if self.0.len() > 6 {
@@ -64,7 +78,41 @@ impl World {
     }
 
     fn spilling(self) -> Self {
-        Self { worker: self.worker.spilling(Some(Box::new(Newest(Vec::new())))), ..self }
+        self.storing(Box::new(Newest(Vec::new())))
+    }
+
+    fn storing(self, store: Box<dyn PrefixStore>) -> Self {
+        Self { worker: self.worker.spilling(Some(store)), ..self }
+    }
+
+    /// The worker is lost, and another one takes its place: what it held is gone.
+    fn lose(&mut self, max_tokens: u64, reuse: Reuse) {
+        let mut events = Vec::new();
+        self.worker.abandon("as scripted", &mut events);
+        for event in events {
+            match event {
+                WorkerEvent::Returned { job, .. } => drop(self.running.remove(&job.id).unwrap()),
+                WorkerEvent::Lost { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(self.running.is_empty(), "{:?} got lost with the worker", self.running);
+        let Self { worker, runner, .. } = Self::new(self.n_slots, max_tokens, reuse, vec![]);
+        (self.worker, self.runner, self.stats) = (worker, runner, CacheStats::default());
+    }
+
+    /// Decodes a hand-off to its end on a worker of its own; what it leaves.
+    fn decode(handoff: Handoff, tap: bool) -> Option<Leftover> {
+        let mut runner = FakeRunner::new(MODEL, 2, N_CTX, vec![]);
+        let layers: Vec<u32> = if tap { (0..MODEL.n_layer).collect() } else { Vec::new() };
+        let answers = Answers { layers: layers.into(), n_expert: MODEL.n_expert, block: BLOCK };
+        let mut worker = DecodeWorker::new(runner.info(), CHUNK, &[0]).returning(Some(answers));
+        worker.admit(handoff);
+        let mut events = Vec::new();
+        while !worker.is_idle() {
+            worker.step(&mut runner, &mut events);
+        }
+        events.into_iter().find_map(|event| if let WorkerEvent::Left(left) = event { Some(left) } else { None })
     }
 
     fn submit(&mut self, id: u64, prompt: &[Token]) {
@@ -103,6 +151,7 @@ impl World {
                     let prompt = &self.running[&id];
                     assert_eq!(token, MODEL.next(prompt, &SamplingParams::default()), "first token after {prompt:?}");
                 }
+                WorkerEvent::Left(_) => panic!("nothing finishes here"),
                 WorkerEvent::Lost { error } => panic!("{error}"),
             }
         }
@@ -110,6 +159,7 @@ impl World {
             assert_eq!(self.worker.cache().tokens(slot), self.runner.tokens(slot), "slot {slot}");
         }
         self.worker.cache().check_integrity();
+        self.worker.cache().check_against(&self.runner);
         handoffs
     }
 
@@ -270,6 +320,117 @@ fn a_prefix_that_made_room_comes_back() {
 }
 
 #[test]
+fn what_is_on_a_disk_survives_the_worker_and_the_client_hears_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let tier = || DiskTier::open(dir.path(), vec![("model".to_owned(), "fake".to_owned())], 1 << 20).unwrap();
+    let prompts: Vec<Vec<Token>> = (1..4).map(|seed| tokens(22, seed)).collect();
+    let mut world = World::new(4, 1000, Reuse::Prefix, vec![]).storing(Box::new(tier()));
+    prompts.iter().for_each(|prompt| assert_eq!(world.cached(&[prompt]), [0]));
+    world.worker.save(&mut world.runner);
+    drop(world);
+    let mut world = World::new(4, 1000, Reuse::Prefix, vec![]).storing(Box::new(tier()));
+    world.submit(7, &joined(&[&prompts[1], &[3, 4, 5]]));
+    let usage = world.drain()[0].job.usage();
+    assert_eq!((usage.cached_tokens, usage.restored_tokens), (22, 22));
+    assert_eq!((usage.block_hits, usage.block_misses), (6, 1));
+    world.submit(8, &joined(&[&prompts[1], &[3, 4, 6]]));
+    let usage = world.drain()[0].job.usage();
+    assert_eq!((usage.cached_tokens, usage.restored_tokens), (23, 0), "it is in a slot by now");
+}
+
+#[test]
+fn a_pinned_prefix_is_never_dropped() {
+    let system = tokens(18, 1);
+    let prompt = |seed| joined(&[&system, &tokens(9, seed)]);
+    let mut world = World::new(5, 40, Reuse::Prefix, vec![]);
+    world.worker.pin(&system).unwrap();
+    world.worker.pin(&system).unwrap();
+    assert_eq!(world.cached(&[&prompt(2)]), [0], "the first prompt that begins with it computes it");
+    assert_eq!((world.worker.cache().n_pinned(), world.stats.n_pinned_tokens), (1, 16), "whole blocks");
+    // Far more than the budget and the slots.
+    (20..40).for_each(|seed| drop(world.cached(&[&tokens(30, seed)])));
+    assert_eq!(world.cached(&[&prompt(3)]), [16]);
+    let why = World::new(4, 40, Reuse::Prefix, vec![]).worker.pin(&tokens(3, 1)).unwrap_err();
+    assert!(why.contains("only whole blocks are pinned"), "{why}");
+    let mut full = World::new(4, 40, Reuse::Prefix, vec![]);
+    full.worker.pin(&tokens(8, 1)).unwrap();
+    let why = full.worker.pin(&tokens(8, 2)).unwrap_err();
+    assert!(why.contains("prompts need 3 of its 4"), "{why}");
+    let why = World::new(4, 40, Reuse::Whole, vec![]).worker.pin(&system).unwrap_err();
+    assert!(why.contains("can not be cut"), "{why}");
+    let why = World::new(4, 0, Reuse::Prefix, vec![]).worker.pin(&system).unwrap_err();
+    assert!(why.contains("switch the prefix cache on"), "{why}");
+}
+
+#[test]
+fn where_memory_can_not_be_cut_the_third_prompt_that_begins_alike_finds_a_copy() {
+    let system = tokens(21, 1);
+    for reuse in [Reuse::Whole, Reuse::Window] {
+        let prompt = |seed| joined(&[&system, &tokens(19, seed)]);
+        let mut world = World::new(4, 1000, reuse, vec![]).spilling();
+        assert_eq!(world.cached(&[&prompt(2), &prompt(3), &prompt(4), &prompt(5)]), [0, 0, 16, 16], "{reuse:?}");
+        assert_eq!((world.stats.n_fallbacks, world.stats.n_checkpoints), (1, 1), "{reuse:?}");
+        let mut world = World::new(4, 1000, reuse, vec![]);
+        assert_eq!(world.cached(&[&prompt(2), &prompt(3), &prompt(4)]), [0, 0, 0], "{reuse:?}");
+        assert!(world.stats.n_fallbacks >= 1 && world.stats.n_checkpoints == 0, "every fallback is counted: {reuse:?}");
+    }
+}
+
+#[test]
+fn the_next_turn_of_a_chat_computes_only_what_is_new() {
+    let mut world = World::new(5, 1000, Reuse::Prefix, vec![]);
+    let mut chat = tokens(22, 1);
+    let mut n_cached = Vec::new();
+    for turn in 0..3 {
+        let request = Request {
+            prompt: chat.clone(),
+            max_tokens: 9,
+            sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
+            domain: None,
+            deadline: None,
+        };
+        world.running.insert(RequestId(turn), chat.clone());
+        world.worker.admit(Job::new(RequestId(turn), Arc::new(request)));
+        let handoff = world.drain().remove(0);
+        n_cached.push(handoff.job.n_cached);
+        let left = World::decode(handoff, true).unwrap();
+        // The last token drawn was not run.
+        chat = joined(&[&left.tokens, &[5, 6, 7]]);
+        world.worker.take_in(left);
+        world.step();
+    }
+    assert_eq!(n_cached, [0, 30, 41], "of 22, 33 and 44 tokens");
+    assert_eq!(world.stats.n_returned, 3);
+}
+
+#[test]
+fn an_answer_whose_picks_were_not_counted_is_not_used_where_picks_count() {
+    let mut world = World::new(5, 1000, Reuse::Prefix, vec![]);
+    world.submit(0, &tokens(22, 1));
+    let mut handoff = world.drain().remove(0);
+    let request = Arc::get_mut(&mut handoff.job.request).unwrap();
+    request.max_tokens = 9;
+    let left = World::decode(handoff, false).unwrap();
+    assert!(left.counts.is_none());
+    let next = joined(&[&left.tokens, &[5, 6]]);
+    world.worker.take_in(left);
+    assert_eq!(world.cached(&[&next]), [22]);
+    assert_eq!(world.stats.n_returned, 0);
+}
+
+#[test]
+fn after_the_mask_has_changed_old_rows_are_never_mixed_with_new_ones() {
+    let (a, b) = (tokens(24, 1), tokens(9, 2));
+    let mut world = World::new(5, 1000, Reuse::Prefix, vec![]).spilling();
+    assert_eq!(world.cached(&[&a, &a]), [0, 22]);
+    // The world goes on comparing every count with a cold prefill's: of the same layers, counted anew.
+    world.worker.recount(&[0, 1, 2], MODEL.n_expert);
+    assert_eq!(world.cached(&[&a]), [0], "computed once more");
+    assert_eq!(world.cached(&[&a, &joined(&[&a, &b])]), [22, 24], "and known from then on");
+    assert_eq!(world.stats.n_uncounted, 1);
+}
+
+#[test]
 fn nothing_is_kept_without_a_budget() {
     let prompt = tokens(20, 1);
     let mut world = World::new(4, 0, Reuse::Prefix, vec![]);
@@ -312,61 +473,4 @@ fn a_prompt_goes_to_the_worker_that_will_be_done_with_it_first() {
     let said = WorkerEvent::Cache(CacheChange { blocks, ..CacheChange::default() });
     dispatcher.on_event(Source::Prefill(WorkerId(1)), said, &mut Vec::new());
     assert_eq!(place(&mut dispatcher, &c), 1);
-}
-
-#[derive(Debug, Clone)]
-enum Op {
-    /// A prompt that follows a branching tree of texts.
-    Submit(Vec<usize>, usize),
-    Cancel(usize),
-    Step,
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        3 => (prop::collection::vec(0usize..2, 1..5), 0usize..8).prop_map(|(path, cut)| Op::Submit(path, cut)),
-        1 => (0usize..6).prop_map(Op::Cancel),
-        5 => Just(Op::Step),
-    ]
-}
-
-fn fault() -> impl Strategy<Value = Fault> {
-    prop_oneof![
-        (0u64..40).prop_map(Fault::ReuseRestored),
-        (0u64..40).prop_map(Fault::PrefillRestored),
-        (0u64..20).prop_map(Fault::ExportRestored),
-        (0u64..20).prop_map(Fault::ImportRestored),
-    ]
-}
-
-proptest! {
-    #[test]
-    fn any_interleaving_gives_the_counts_and_the_state_of_a_cold_prefill(
-        ops in prop::collection::vec(op(), 1..80),
-        faults in prop::collection::vec(fault(), 0..4),
-        (n_slots, max_tokens) in (3u32..7, prop_oneof![Just(0u64), 1u64..60, Just(1000)]),
-        reuse in prop_oneof![3 => Just(Reuse::Prefix), 1 => Just(Reuse::Whole)],
-        spilling in prop::bool::ANY,
-    ) {
-        let world = World::new(n_slots, max_tokens, reuse, faults);
-        let mut world = if spilling { world.spilling() } else { world };
-        for (id, op) in ops.iter().enumerate() {
-            match op {
-                Op::Submit(path, cut) => {
-                    // Neither the first nor the other branches end at a block's end.
-                    let text: Vec<Token> = path.iter().enumerate().flat_map(|(i, &b)| tokens(11 + b, 2 * i + b)).collect();
-                    world.submit(id as u64, &text[..text.len() - cut]);
-                }
-                Op::Cancel(nth) => {
-                    let id = world.running.keys().copied().nth(*nth);
-                    if let Some(id) = id {
-                        world.worker.cancel(id, FinishReason::Cancelled);
-                    }
-                }
-                Op::Step => drop(world.step()),
-            }
-        }
-        world.drain();
-        prop_assert!(world.stats.n_held_tokens <= max_tokens.max(1) || max_tokens == 0);
-    }
 }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use eldr::{
-    engine::{EngineConfig, LoadedModel, RecordPrompt, WorkerList, read_trace, read_trace_settings, write_trace},
+    engine::{EngineConfig, LoadedModel, RecordPrompt, read_trace, read_trace_settings, write_trace},
     trace::{RecordSettings, Trace, TraceRequest},
     types::Token,
 };
@@ -47,7 +47,7 @@ fn record_planted(arch: Arch, gates: bool) -> (Planted, Vec<RecordPrompt>, Trace
     let planted = planted::write(arch, &dir.path().join("planted.gguf"), 1);
     let config = EngineConfig {
         prefill: "1@cpu".parse().expect("a worker"),
-        decode: WorkerList(vec![eldr::engine::WorkerSpec { n: 1, device: Some("cpu".into()) }]),
+        decode: "1@cpu".parse().expect("a list of workers"),
         n_slots: 3,
         n_ctx_slot: 256,
         chunk: 48,

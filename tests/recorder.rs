@@ -10,8 +10,7 @@ use std::{
 
 use eldr::{
     engine::{EngineError, PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner, read_trace},
-    kv::ChunkCounts,
-    schedule::{DecodeItem, FakeModel, FakeRunner, Fault, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
+    schedule::{FakeModel, FakeRunner, Fault, ModelRunner, RunError, RunnerLayer},
     trace::{GateSums, RecordSettings, TraceHeader, TraceRequest},
     types::{MoeShape, SamplingParams, Slot, Token},
 };
@@ -22,44 +21,13 @@ const N_CTX: u32 = 40;
 /// The fake runner with a tap on prompts; its gate says the expert's number and its negative.
 struct FakeTap(FakeRunner);
 
-impl ModelRunner for FakeTap {
-    fn info(&self) -> &RunnerInfo {
-        self.0.info()
+impl RunnerLayer for FakeTap {
+    fn inner(&self) -> &dyn ModelRunner {
+        &self.0
     }
 
-    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
-        self.0.open(slot, sampling, generated)
-    }
-
-    fn prefill(
-        &mut self,
-        slot: Slot,
-        tokens: &[Token],
-        pos: u32,
-        last: bool,
-        counts: Option<&mut ChunkCounts>,
-    ) -> Result<Option<Token>, RunError> {
-        self.0.prefill(slot, tokens, pos, last, counts)
-    }
-
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
-        self.0.decode(batch, next, picks)
-    }
-
-    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
-        self.0.export(slot)
-    }
-
-    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
-        self.0.import(slot, state)
-    }
-
-    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
-        self.0.relocate(from, to)
-    }
-
-    fn close(&mut self, slot: Slot) -> Result<(), RunError> {
-        self.0.close(slot)
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut self.0
     }
 }
 

@@ -7,12 +7,15 @@ use std::{
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
     thread::sleep,
     time::Duration,
 };
 
 use eldr::{
-    engine::{EngineConfig, FlashAttention, LoadedModel, StreamEvent, WorkerList, add_rpc, serve_rpc},
+    engine::{
+        Engine, EngineConfig, FlashAttention, LoadedModel, StreamEvent, TokenStream, WorkerList, add_rpc, serve_rpc,
+    },
     types::{Request, SamplingParams, Token},
 };
 
@@ -57,6 +60,11 @@ impl Server {
         }
         panic!("no server on {endpoint}");
     }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([format!("-{name}"), self.0.id().to_string()]).status().unwrap();
+        assert!(status.success(), "kill -{name}");
+    }
 }
 
 impl Drop for Server {
@@ -84,37 +92,72 @@ fn config(prefill: &str, decode: &str) -> EngineConfig {
     }
 }
 
-/// Each prompt's text, the decode workers that were used, and the first prompt's expert counts.
-fn serve(config: &EngineConfig) -> (Vec<Vec<Token>>, Vec<u32>, Vec<u32>) {
-    let model = LoadedModel::load(Path::new(MODEL), config).unwrap();
-    let engine = model.engine(config).unwrap();
+/// A request for each prompt, `n` times over with other seeds.
+fn requests(engine: &Engine, n: usize, max_tokens: u32) -> Vec<Request> {
     let request = |(index, text): (usize, &&str)| Request {
         prompt: engine.tokenize(&text.repeat(3)).unwrap(),
-        max_tokens: 16,
+        max_tokens,
         sampling: SamplingParams { temperature: 0.7, seed: index as u64, ignore_eos: true, ..Default::default() },
         domain: None,
         deadline: None,
     };
-    let requests: Vec<Request> = PROMPTS.iter().enumerate().map(request).collect();
-    let counts = model.capture(config, &requests[0].prompt).unwrap().unwrap();
-    let counts = counts.layers().iter().flat_map(|&layer| counts.row(layer).unwrap().to_vec()).collect();
+    PROMPTS.iter().cycle().take(n * PROMPTS.len()).enumerate().map(request).collect()
+}
+
+/// Runs requests side by side; `meanwhile` happens once so many tokens have come. Their texts, and the decode workers used.
+fn run(engine: &Engine, requests: Vec<Request>, after: usize, meanwhile: impl FnOnce()) -> (Vec<Vec<Token>>, Vec<u32>) {
     let streams: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
-    let (mut texts, mut workers) = (Vec::new(), Vec::new());
-    for stream in streams {
-        let mut tokens = Vec::new();
+    let n_seen = AtomicUsize::new(0);
+    let read = |stream: TokenStream| {
+        let (mut tokens, mut workers) = (Vec::new(), Vec::new());
         for event in stream {
             match event {
-                StreamEvent::Token { token, .. } => tokens.push(token),
+                StreamEvent::Token { token, .. } => {
+                    tokens.push(token);
+                    n_seen.fetch_add(1, SeqCst);
+                }
                 StreamEvent::Routed { decision, .. } => workers.push(decision.worker.0),
                 StreamEvent::End { .. } => {}
                 StreamEvent::Failed(error) => panic!("{error}"),
             }
         }
-        texts.push(tokens);
-    }
-    workers.sort_unstable();
-    workers.dedup();
+        (tokens, workers)
+    };
+    let read = &read;
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = streams.into_iter().map(|stream| scope.spawn(move || read(stream))).collect();
+        while n_seen.load(SeqCst) < after {
+            sleep(Duration::from_millis(2));
+        }
+        meanwhile();
+        let (texts, workers): (Vec<_>, Vec<_>) = readers.into_iter().map(|reader| reader.join().unwrap()).unzip();
+        let mut workers = workers.concat();
+        workers.sort_unstable();
+        workers.dedup();
+        (texts, workers)
+    })
+}
+
+/// Each prompt's text, the decode workers that were used, and the first prompt's expert counts.
+fn serve(config: &EngineConfig) -> (Vec<Vec<Token>>, Vec<u32>, Vec<u32>) {
+    let model = LoadedModel::load(Path::new(MODEL), config).unwrap();
+    let engine = model.engine(config).unwrap();
+    let requests = requests(&engine, 1, 16);
+    let counts = model.capture(config, &requests[0].prompt).unwrap().unwrap();
+    let counts = counts.layers().iter().flat_map(|&layer| counts.row(layer).unwrap().to_vec()).collect();
+    let (texts, workers) = run(&engine, requests, 0, || {});
     (texts, workers, counts)
+}
+
+/// Waits until no decode worker is lost, or one is, at most two minutes.
+fn await_lost(engine: &Engine, lost: bool) {
+    for _ in 0..1200 {
+        if engine.stats().lost.iter().any(|&is| is) == lost {
+            return;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    panic!("a worker is still {}", if lost { "well" } else { "lost" });
 }
 
 #[test]
@@ -130,4 +173,84 @@ fn two_rpc_devices_give_the_text_and_the_counts_of_the_cpu() {
     assert_eq!(rpc_counts, counts, "tap counts");
     assert_eq!(rpc_texts, texts, "texts");
     assert_eq!(workers, [0, 1], "both decode workers are used");
+}
+
+// Symptom: ggml's client ended the process when a server closed its connection, and waited for ever for one that hung.
+#[test]
+fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
+    let endpoints = [free_endpoint(), free_endpoint()];
+    let [first, second] = &endpoints;
+    let mut config = config("1@cpu", &format!("1@rpc:{first},1@rpc:{second}"));
+    config.rpc_deadline = Duration::from_secs(2);
+    let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
+    let engine = Engine::open(Path::new(MODEL), &config).unwrap();
+    let requests = requests(&engine, 3, 24);
+    let n_tokens = requests.len() * 24;
+    let (undisturbed, workers) = run(&engine, requests.clone(), 0, || {});
+    assert_eq!(workers, [0, 1], "both decode workers are used");
+
+    let (texts, _) = run(&engine, requests.clone(), n_tokens / 4, || servers[0].signal("KILL"));
+    assert_eq!(texts, undisturbed, "one server killed");
+    await_lost(&engine, true);
+    assert!(engine.stats().n_given_back.worker_lost > 0, "the lost worker had requests");
+
+    servers[0] = Server::start(first);
+    await_lost(&engine, false);
+    let (texts, workers) = run(&engine, requests.clone(), 0, || {});
+    assert_eq!((texts, workers), (undisturbed.clone(), vec![0, 1]), "the server restarted");
+
+    let (texts, _) = run(&engine, requests.clone(), n_tokens / 4, || servers[1].signal("STOP"));
+    assert_eq!(texts, undisturbed, "one server stopped");
+    await_lost(&engine, true);
+    servers[1].signal("CONT");
+    await_lost(&engine, false);
+    let (texts, workers) = run(&engine, requests, 0, || {});
+    assert_eq!((texts, workers), (undisturbed, vec![0, 1]), "the server went on");
+    assert_eq!(engine.stats().dispatch.n_workers_lost, 2);
+}
+
+#[test]
+fn four_servers_two_of_which_fail_while_idle_or_at_once() {
+    let endpoints: Vec<String> = (0..4).map(|_| free_endpoint()).collect();
+    let place = |endpoint: &String| format!("1@rpc:{endpoint}");
+    let mut config = config(&place(&endpoints[0]), &endpoints[1..].iter().map(place).collect::<Vec<_>>().join(","));
+    config.rpc_deadline = Duration::from_secs(2);
+    let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
+    let engine = Engine::open(Path::new(MODEL), &config).unwrap();
+    let requests = requests(&engine, 2, 16);
+    let (undisturbed, _) = run(&engine, requests.clone(), 0, || {});
+
+    // Nobody computes: the watch alone finds out.
+    servers[1].signal("KILL");
+    servers[2].signal("STOP");
+    for _ in 0..600 {
+        if engine.stats().lost == [true, true, false] {
+            break;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    assert_eq!(engine.stats().lost, [true, true, false]);
+    let (texts, workers) = run(&engine, requests.clone(), 0, || {});
+    assert_eq!((&texts, workers), (&undisturbed, vec![2]));
+
+    // The only prefill worker: requests wait for it.
+    let (texts, _) = run(&engine, requests, 5, || {
+        servers[0].signal("KILL");
+        sleep(Duration::from_millis(500));
+        servers[0] = Server::start(&endpoints[0]);
+    });
+    assert_eq!(texts, undisturbed, "the only prefill worker lost and back");
+}
+
+#[test]
+fn experts_in_host_memory_give_the_same_text() {
+    let endpoints = [free_endpoint(), free_endpoint()];
+    let _servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
+    let [first, second] = &endpoints;
+    let (texts, _, counts) = serve(&config(&format!("1@rpc:{first}"), &format!("1@rpc:{second}")));
+    for (prefill, decode) in [("cpu-moe", "n-cpu-moe=3"), ("n-cpu-moe=2", "cpu-moe")] {
+        let host = config(&format!("1@rpc:{first}[{prefill}]"), &format!("1@rpc:{second}[{decode}]"));
+        let (host_texts, _, host_counts) = serve(&host);
+        assert_eq!((host_texts, host_counts), (texts.clone(), counts.clone()), "{prefill}, {decode}");
+    }
 }

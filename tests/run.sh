@@ -75,6 +75,8 @@ stage "tests of the C library" cargo test --locked --release --no-default-featur
 stage "lints" cargo clippy --locked --release --all-targets -- -D warnings
 stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
 stage "real clients of the server" tests/server/clients.sh
+stage "running the server" python3 tests/server/operations.py "$TARGET/release/eldr"
+stage "many, slow and hostile clients" tests/server/load.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 

@@ -109,6 +109,7 @@ impl World {
         for command in std::mem::take(&mut self.commands) {
             match command {
                 Command::Prefill(worker, job) => self.prefill[worker.index()].0.admit(job),
+                Command::Keep(worker, left) => self.prefill[worker.index()].0.take_in(left),
                 Command::Decode(worker, handoff, _) => self.decode[worker.index()].0.admit(handoff),
                 Command::Cancel(Source::Prefill(worker), id, why) => self.prefill[worker.index()].0.cancel(id, why),
                 Command::Cancel(Source::Decode(worker), id, why) => self.decode[worker.index()].0.cancel(id, why),

@@ -15,7 +15,7 @@ use eldr::{
     server::{ModelCard, ServerConfig},
 };
 use serde_json::{Value, json};
-use world::{N_CTX_SLOT, Reply, World, says};
+use world::{MODEL, N_CTX_SLOT, Reply, World, says};
 
 #[test]
 fn a_completion_is_what_the_model_says() {
@@ -173,6 +173,82 @@ fn a_drained_worker_gets_nothing_until_it_is_resumed() {
     assert_eq!(world.post("/v1/eldr/workers/9/drain", &json!({})).status, 400);
     assert_eq!(world.post("/v1/eldr/workers/one/drain", &json!({})).status, 400);
     assert_eq!(world.get("/v1/eldr/workers/0/drain").status, 405);
+}
+
+#[test]
+fn a_request_is_routed_by_the_policy_it_asks_for() {
+    let world = World::start();
+    let ask = |policy: &str| {
+        let eldr = json!({"policy": policy, "explain": true});
+        let body = json!({"prompt": "x", "seed": 1, "max_tokens": 5, "ignore_eos": true, "eldr": eldr});
+        world.post("/v1/completions", &body)
+    };
+    let mut texts = Vec::new();
+    for (policy, used, reason) in [
+        ("round_robin", "round_robin", "turn"),
+        ("random", "random", "draw"),
+        ("auto", "least_loaded", "load"),
+        ("least_loaded", "least_loaded", "load"),
+    ] {
+        let reply = ask(policy).json();
+        assert_eq!((&reply["eldr"][0]["policy"], &reply["eldr"][0]["route"]["reason"]), (&json!(used), &json!(reason)));
+        texts.push(reply["choices"][0]["text"].clone());
+    }
+    assert!(texts.iter().all(|text| *text == texts[0]), "a policy changed a text: {texts:?}");
+    let turns = [0; 4].map(|_| ask("round_robin").json()["eldr"][0]["worker"].clone());
+    assert_eq!((&turns[0], &turns[1]), (&turns[2], &turns[3]));
+    assert_ne!(turns[0], turns[1]);
+    let refused = ask("locality_band");
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("eldr.policy")));
+    let explained = world.post("/v1/eldr/explain", &json!({"prompt": "x", "eldr": {"policy": "round_robin"}})).json();
+    assert_eq!(
+        (&explained["choices"][0]["policy"], &explained["policy"]),
+        (&json!("round_robin"), &json!("least_loaded"))
+    );
+    let metrics = world.get("/metrics").body;
+    assert!(metrics.contains("eldr_requests_total{policy=\"random\""), "{metrics}");
+}
+
+#[test]
+fn the_experts_of_prompts_and_batches_are_shown() {
+    let world = World::start();
+    let reply =
+        world.post("/v1/completions", &json!({"prompt": "abc", "seed": 1, "max_tokens": 5, "ignore_eos": true}));
+    let explained = world.get(&format!("/v1/eldr/explain?id={}", reply.json()["id"].as_str().unwrap())).json();
+    let experts = &explained["choices"][0]["experts"];
+    assert_eq!((&experts["tokens"], &experts["of"]), (&json!(3), &json!(MODEL.n_expert)), "{explained}");
+    let layer = &experts["layers"][0];
+    let shares: f64 = layer["top"].as_array().unwrap().iter().map(|pick| pick["share"].as_f64().unwrap()).sum();
+    assert!((shares - f64::from(MODEL.n_expert_used)).abs() < 0.05, "every token picks two: {layer}");
+
+    assert!(world.wait_idle());
+    assert!(world.engine.residents().is_empty(), "a sequence that ended is still held");
+    let heat = world.get("/v1/eldr/experts").json();
+    assert_eq!(
+        (heat["workers"].as_array().unwrap().len(), &heat["workers"][0]["n_sequences"]),
+        (2, &json!(0)),
+        "{heat}"
+    );
+}
+
+#[test]
+fn a_stream_that_waits_says_that_it_is_alive() {
+    let config = ServerConfig { keep_alive: std::time::Duration::from_millis(20), ..ServerConfig::default() };
+    let world = World::with(config, DispatchLimits::default(), ModelCard::default());
+    let body = json!({"prompt": "x", "seed": 1, "max_tokens": 5, "stream": true}).to_string();
+    let mut reader = BufReader::new(world.send("POST", "/v1/completions", &body, &[]));
+    assert_eq!(Reply::head(&mut reader).status, 200);
+    let mut lines = reader.lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == ": still alive"));
+    world.gate.open();
+    assert!(lines.any(|line| line == "data: [DONE]"));
+}
+
+#[test]
+fn what_can_be_read_again_is_read_again() {
+    let world = World::start();
+    assert_eq!(world.post("/v1/eldr/reload", &json!({})).status, 409);
+    assert_eq!(world.get("/v1/eldr/reload").status, 405);
 }
 
 #[test]

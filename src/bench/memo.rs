@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use crate::{
     bench::Probe,
     kv::ChunkCounts,
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
+    schedule::{ModelRunner, RunError, RunnerLayer, SeqState},
     types::{SamplingParams, Slot, Token},
 };
 
@@ -78,9 +78,13 @@ impl MemoRunner {
     }
 }
 
-impl ModelRunner for MemoRunner {
-    fn info(&self) -> &RunnerInfo {
-        self.runner.info()
+impl RunnerLayer for MemoRunner {
+    fn inner(&self) -> &dyn ModelRunner {
+        &*self.runner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut *self.runner
     }
 
     fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
@@ -124,10 +128,6 @@ impl ModelRunner for MemoRunner {
         Ok(next)
     }
 
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
-        self.runner.decode(batch, next, picks)
-    }
-
     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
         let replay = &self.slots[slot.index()];
         let key = (replay.tokens.clone(), replay.seed);
@@ -147,10 +147,6 @@ impl ModelRunner for MemoRunner {
         Ok(state)
     }
 
-    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
-        self.runner.import(slot, state)
-    }
-
     fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
         self.slots.swap(from.index(), to.index());
         self.runner.relocate(from, to)
@@ -159,5 +155,14 @@ impl ModelRunner for MemoRunner {
     fn close(&mut self, slot: Slot) -> Result<(), RunError> {
         self.slots[slot.index()] = Replay::default();
         self.runner.close(slot)
+    }
+
+    fn keep(&mut self, slot: Slot, _: u32) -> Result<(), RunError> {
+        RunnerLayer::close(self, slot)?;
+        Err(RunError::Restored("replayed prefills leave no keys and values".to_owned()))
+    }
+
+    fn copy_prefix(&mut self, _: Slot, _: Slot, _: u32) -> Result<(), RunError> {
+        Err(RunError::Restored("replayed prefills leave no keys and values".to_owned()))
     }
 }

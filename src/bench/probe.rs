@@ -4,15 +4,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ndarray::Array2;
 use parking_lot::Mutex;
 
 use crate::{
     bench::Stopwatch,
-    kv::ChunkCounts,
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
-    types::{RequestId, SamplingParams, Slot, Token, WorkerId},
+    route::{Decision, PolicyLayer, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    schedule::{DecodeItem, ModelRunner, RunError, RunnerLayer, SeqState, StepPicks},
+    types::{Slot, Token, WorkerId},
 };
 
 /// Watches runners and a policy from outside, on either clock: decode batches and the experts they picked, hand-offs,
@@ -100,24 +98,13 @@ struct WatchedRunner {
     runner: Box<dyn ModelRunner>,
 }
 
-impl ModelRunner for WatchedRunner {
-    fn info(&self) -> &RunnerInfo {
-        self.runner.info()
+impl RunnerLayer for WatchedRunner {
+    fn inner(&self) -> &dyn ModelRunner {
+        &*self.runner
     }
 
-    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
-        self.runner.open(slot, sampling, generated)
-    }
-
-    fn prefill(
-        &mut self,
-        slot: Slot,
-        tokens: &[Token],
-        pos: u32,
-        last: bool,
-        counts: Option<&mut ChunkCounts>,
-    ) -> Result<Option<Token>, RunError> {
-        self.runner.prefill(slot, tokens, pos, last, counts)
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut *self.runner
     }
 
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
@@ -149,22 +136,6 @@ impl ModelRunner for WatchedRunner {
         log.seen.handoffs.push((self.probe.started.elapsed(), exported + took));
         Ok(())
     }
-
-    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
-        self.runner.relocate(from, to)
-    }
-
-    fn close(&mut self, slot: Slot) -> Result<(), RunError> {
-        self.runner.close(slot)
-    }
-
-    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
-        self.runner.keep(slot, n_tokens)
-    }
-
-    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
-        self.runner.copy_prefix(from, to, n_tokens)
-    }
 }
 
 struct WatchedPolicy {
@@ -172,13 +143,13 @@ struct WatchedPolicy {
     policy: Box<dyn RoutePolicy>,
 }
 
-impl RoutePolicy for WatchedPolicy {
-    fn name(&self) -> &'static str {
-        self.policy.name()
+impl PolicyLayer for WatchedPolicy {
+    fn inner(&self) -> &dyn RoutePolicy {
+        &*self.policy
     }
 
-    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
-        self.policy.set_centroids(centroids)
+    fn inner_mut(&mut self) -> &mut dyn RoutePolicy {
+        &mut *self.policy
     }
 
     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
@@ -188,25 +159,5 @@ impl RoutePolicy for WatchedPolicy {
         let mut log = self.probe.log.lock();
         log.seen.decisions.push((self.probe.started.elapsed(), decision.clone(), took));
         Ok(decision)
-    }
-
-    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
-        self.policy.cost(request, workers)
-    }
-
-    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
-        self.policy.placed(request, worker);
-    }
-
-    fn left(&mut self, id: RequestId, worker: WorkerId) {
-        self.policy.left(id, worker);
-    }
-
-    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
-        self.policy.stepped(worker, n_batch, time);
-    }
-
-    fn step_time_error(&self) -> Option<f64> {
-        self.policy.step_time_error()
     }
 }

@@ -200,6 +200,7 @@ pub(super) mod tests {
             tpot_ms: Some(summary(tpot_p50, tpot_p99, tpot_p50 * 1.0625)),
             itl_ms: Some(summary(tpot_p50, tpot_p99 * 1.25, tpot_p50 * 1.0625)),
             experts_distinct: Some(summary(experts, experts * 1.25, experts)),
+            expert_bytes_step: None,
             experts_per_token: Some(experts / 16.0),
             batch: Some(summary(16.0, 20.0, 15.5)),
             band: Some(summary(2.0, 4.0, 2.25)),

@@ -8,6 +8,7 @@ use crate::{
     bench::{
         BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Environment, Limit, ModelInfo, PickStore,
         PrefillMemo, Probe, REPORT_VERSION, Stopwatch, Timeline,
+        expert_bytes::{expert_bytes, expert_note},
         real_clock::run_real,
         virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker},
         workload::{self, Arrivals},
@@ -322,12 +323,17 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn report(self, runs: Vec<RunSummary>) -> Result<BenchReport, BenchError> {
+    fn report(self, mut runs: Vec<RunSummary>) -> Result<BenchReport, BenchError> {
+        let traffic = self.model.facts().experts.and_then(|experts| {
+            let shape = self.model.moe_shape()?;
+            expert_bytes(&mut runs, experts.expert * shape.layers.len() as u64);
+            expert_note(&runs, self.model.n_host_layers(&self.config), shape.layers.len())
+        });
         let shape = self.model.moe_shape();
         let size = |f: fn(&crate::types::MoeShape) -> u32| shape.map_or(0, f);
         let path = &self.params.model;
         let inflated = self.model.is_inflated();
-        let mut notes = Vec::new();
+        let mut notes = Vec::from_iter(traffic);
         if self.params.clock == Clock::Virtual {
             notes.push(
                 "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \

@@ -219,6 +219,7 @@ impl<'a> VirtualRun<'a> {
                     self.timeline.admitted(handoff.job.id, self.now);
                     self.decode[worker.index()].scheduler.admit(handoff);
                 }
+                Command::Keep(worker, left) => self.prefill[worker.index()].scheduler.take_in(left),
                 Command::Cancel(Source::Prefill(worker), id, reason) => {
                     self.prefill[worker.index()].scheduler.cancel(id, reason);
                 }

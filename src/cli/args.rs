@@ -2,7 +2,7 @@
 //!
 //! Never sets a default of its own: what is not given is the configuration's.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{
     Args,
@@ -27,6 +27,9 @@ pub struct ModelArgs {
     /// Use the devices of the RPC server there; may be repeated
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub rpc: Vec<String>,
+    /// Seconds an RPC server may keep a byte waiting before its workers are lost; by default 30
+    #[arg(long, value_name = "SECONDS")]
+    rpc_deadline: Option<u64>,
     /// Tokens of a slot, prompt and output together; by default 2048
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
     ctx: Option<u32>,
@@ -60,15 +63,18 @@ pub struct ModelArgs {
     /// Let ggml repack weights and use AMX; `eldr doctor` tries it safely
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     extra_bufts: Option<bool>,
+    /// Keep the whole sequence in layers with a sliding window, so that a prefix can be used again wherever it ends
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    swa_full: Option<bool>,
 }
 
 /// The workers and their queues.
 #[derive(Debug, Clone, Default, Args)]
 pub struct WorkerArgs {
-    /// Prefill workers: 1, 1@cpu or 1@cuda:0,1@cuda:1
+    /// Prefill workers: 1, 1@cpu, 1@cuda:0,1@cuda:1, 1@rpc:HOST:PORT, 1@cpu[0-3] (pinned) or 1@cuda:0[cpu-moe,threads=4]
     #[arg(long, value_name = "WORKERS")]
     pub prefill: Option<WorkerList>,
-    /// Decode workers: 8, 8@cpu or 2@cuda:0,2@cuda:1
+    /// Decode workers, as --prefill: 8, 8@cpu or 2@cuda:0,1@rpc:HOST:PORT,2@cpu[0-7]
     #[arg(long, value_name = "WORKERS")]
     pub decode: Option<WorkerList>,
     /// What a prefill worker keeps of finished prompts for others that begin alike: on (all its slots hold), off, a number
@@ -78,6 +84,19 @@ pub struct WorkerArgs {
     /// MiB of host memory for prefixes that had to make room there
     #[arg(long, value_name = "MIB")]
     cache_ram: Option<u64>,
+    /// A folder for such prefixes, which outlive the program there and may be shared by several
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// MiB of prefixes in that folder at most; by default 4096
+    #[arg(long, value_name = "MIB")]
+    cache_disk: Option<u64>,
+    /// Let prompt and answer of a finished request go back to the prefix cache; decode steps are tapped then
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    cache_answers: Option<bool>,
+    /// A file with a text that prompts begin with, such as a system prompt, which the prefix cache never drops; may be
+    /// given several times
+    #[arg(long, value_name = "FILE")]
+    pin: Vec<PathBuf>,
     /// Requests that may wait, by default 1024; one more is refused
     #[arg(long, value_name = "N")]
     max_queue: Option<usize>,
@@ -197,8 +216,10 @@ impl ModelArgs {
         put(&mut config.n_gpu_layers, self.n_gpu_layers.map(Some));
         put(&mut config.cpu_moe, self.cpu_moe);
         put(&mut config.n_cpu_moe, self.n_cpu_moe);
+        put(&mut config.rpc_deadline, self.rpc_deadline.map(Duration::from_secs));
         put(&mut config.use_mmap, self.no_mmap.map(|no| !no));
         put(&mut config.extra_bufts, self.extra_bufts);
+        put(&mut config.swa_full, self.swa_full);
     }
 }
 
@@ -209,6 +230,12 @@ impl WorkerArgs {
         put(&mut config.decode, self.decode.clone());
         put(&mut config.prefix_cache, self.prefix_cache);
         put(&mut config.cache_ram_mib, self.cache_ram);
+        if self.cache_dir.is_some() {
+            config.cache_dir.clone_from(&self.cache_dir);
+        }
+        put(&mut config.cache_disk_mib, self.cache_disk);
+        put(&mut config.cache_answers, self.cache_answers);
+        config.pins.extend(self.pin.iter().cloned());
         put(&mut config.limits.max_queue, self.max_queue);
         put(&mut config.limits.max_prefill, self.max_prefill);
         put(&mut config.limits.max_handoffs, self.max_handoffs);
@@ -329,8 +356,9 @@ mod tests {
     fn every_part_of_the_configuration_is_reachable() {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
-             q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
-             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --max-queue 9 --max-prefill 8 --max-handoffs 6 \
+             q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --rpc-deadline 9 --no-mmap --extra-bufts --calibration c --tau 0.2 \
+             --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --cache-dir d \
+             --cache-disk 77 --cache-answers --pin p --pin q --swa-full --max-queue 9 --max-prefill 8 --max-handoffs 6 \
              --max-retries 1 --age-bound 2",
         );
         let mut want = EngineConfig {
@@ -345,6 +373,7 @@ mod tests {
             n_gpu_layers: Some(5),
             cpu_moe: true,
             n_cpu_moe: 4,
+            rpc_deadline: Duration::from_secs(9),
             use_mmap: false,
             extra_bufts: true,
             calibration: Some("c".into()),
@@ -353,6 +382,11 @@ mod tests {
             refit: Some(RefitConfig::default()),
             prefix_cache: PrefixBudget::MiB(64),
             cache_ram_mib: 512,
+            cache_dir: Some("d".into()),
+            cache_disk_mib: 77,
+            cache_answers: true,
+            pins: vec!["p".into(), "q".into()],
+            swa_full: true,
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;

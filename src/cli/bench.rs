@@ -22,7 +22,7 @@ use eldr::{
 
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
-    error::CliError,
+    error::{CliError, Kind},
     model::shipped_or,
     output::{Output, note},
     progress,
@@ -201,10 +201,8 @@ impl BenchArgs {
         self.workers.configure(&mut config);
         // Whatever policies are compared, a refit is asked for by name.
         self.route.configure(&mut config, Some(PolicyKind::MarginalCost));
-        match config.problems().into_iter().next() {
-            Some(problem) => Err(CliError::usage(problem)),
-            None => Ok(config),
-        }
+        config.check().map_err(|problems| CliError::problems(Kind::Usage, &problems))?;
+        Ok(config)
     }
 
     /// `all` leaves out what can not run; what was named must run.

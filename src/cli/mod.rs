@@ -20,6 +20,7 @@ mod prompts;
 mod record;
 mod report;
 mod route;
+mod rpc_server;
 mod run;
 #[cfg(feature = "server")]
 mod serve;
@@ -91,6 +92,8 @@ enum Verb {
     Inspect(inspect::InspectArgs),
     /// Write a model with larger experts and the same outputs
     Inflate(inflate::InflateArgs),
+    /// Lend a device of this machine to other machines
+    RpcServer(rpc_server::RpcServerArgs),
     /// Look for what would keep a model from running well
     Doctor(doctor::DoctorArgs),
     /// Print a completion script
@@ -248,6 +251,7 @@ impl Verb {
             Self::Inspect(args) => args.json,
             Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
+            Self::RpcServer(args) => args.json,
             Self::Completions { json, .. } => *json,
         }
     }
@@ -263,7 +267,12 @@ impl Verb {
             Self::Record(args) => vec![&args.output],
             #[cfg(feature = "server")]
             Self::Serve(args) => args.outputs(),
-            Self::Run(_) | Self::Route(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
+            Self::Run(_)
+            | Self::Route(_)
+            | Self::Inspect(_)
+            | Self::Doctor(_)
+            | Self::RpcServer(_)
+            | Self::Completions { .. } => Vec::new(),
         }
     }
 
@@ -282,6 +291,7 @@ impl Verb {
             Self::Inspect(args) => args.run(&mut output),
             Self::Inflate(args) => args.run(&mut output),
             Self::Doctor(args) => args.run(&mut output),
+            Self::RpcServer(args) => args.run(&mut output),
             Self::Completions { shell, .. } => completions(shell, &mut output),
         }
     }

@@ -132,7 +132,9 @@ impl RecordArgs {
         }
         if !(0.0..=f32::MAX).contains(&settings.temperature) {
             let temperature = settings.temperature;
-            return Err(CliError::usage(format!("--temperature is {temperature}, which must be 0 or more")));
+            return Err(CliError::usage(format!(
+                "--temperature is {temperature}, which must be a finite number, 0 or more"
+            )));
         }
         if !(16..=128).contains(&self.block) {
             return Err(CliError::usage(format!("--block is {}, which must be between 16 and 128", self.block)));

@@ -1,111 +1,14 @@
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::{EngineError, PrefixBudget},
+    engine::{EngineError, PrefixBudget, WorkerList, placement::overlap},
     refit::RefitConfig,
     route::PolicyKind,
     schedule::DispatchLimits,
     types::shown,
 };
-
-/// Some workers on one device: `2@cuda:0`, `8@cpu`, or `8` for the best device there is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerSpec {
-    /// How many; at least 1.
-    pub n: u32,
-    /// A ggml device by name or index; none is the best device there is.
-    pub device: Option<String>,
-}
-
-/// All workers of one kind: a comma-separated list of [`WorkerSpec`]s.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct WorkerList(pub Vec<WorkerSpec>);
-
-impl WorkerList {
-    /// `n` workers on the best device.
-    pub fn best(n: u32) -> Self {
-        Self(vec![WorkerSpec { n, device: None }])
-    }
-
-    /// The first worker alone.
-    #[must_use]
-    pub fn first(&self) -> Self {
-        Self(self.0.iter().take(1).map(|spec| WorkerSpec { n: 1, device: spec.device.clone() }).collect())
-    }
-
-    /// Workers in all.
-    pub fn n_workers(&self) -> usize {
-        self.0.iter().map(|spec| spec.n as usize).sum()
-    }
-
-    /// The device of each worker, in order.
-    pub fn devices(&self) -> impl Iterator<Item = Option<&str>> {
-        self.0.iter().flat_map(|spec| (0..spec.n).map(|_| spec.device.as_deref()))
-    }
-}
-
-/// Most workers of one kind: more is a typing error.
-const MAX_WORKERS: u32 = 1024;
-
-impl FromStr for WorkerList {
-    type Err = EngineError;
-
-    fn from_str(list: &str) -> Result<Self, EngineError> {
-        let specs = list.split(',').map(|spec| {
-            let (count, device) = spec.trim().split_once('@').map_or((spec.trim(), None), |(n, d)| (n, Some(d)));
-            let wrong = |why: &str| {
-                let (spec, list) = (shown(spec), shown(list));
-                EngineError::Config(format!(
-                    "'{spec}' in the workers '{list}' {why}; write 8, 8@cpu or 2@cuda:0,2@cuda:1"
-                ))
-            };
-            let n: u32 = count.parse().map_err(|_| wrong("does not start with a number of workers"))?;
-            if n == 0 {
-                return Err(wrong("asks for zero workers"));
-            }
-            if n > MAX_WORKERS {
-                return Err(wrong(&format!("asks for more than {MAX_WORKERS} workers")));
-            }
-            if device.is_some_and(str::is_empty) {
-                return Err(wrong("names no device after the @"));
-            }
-            Ok(WorkerSpec { n, device: device.map(str::to_owned) })
-        });
-        Ok(Self(specs.collect::<Result<_, _>>()?))
-    }
-}
-
-impl fmt::Display for WorkerList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, spec) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_str(",")?;
-            }
-            match &spec.device {
-                Some(device) => write!(f, "{}@{device}", spec.n)?,
-                None => write!(f, "{}", spec.n)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl TryFrom<String> for WorkerList {
-    type Error = EngineError;
-
-    fn try_from(list: String) -> Result<Self, EngineError> {
-        list.parse()
-    }
-}
-
-impl From<WorkerList> for String {
-    fn from(list: WorkerList) -> Self {
-        list.to_string()
-    }
-}
 
 /// Where flash attention is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +21,19 @@ pub enum FlashAttention {
     On,
     /// Nowhere.
     Off,
+}
+
+impl FromStr for FlashAttention {
+    type Err = EngineError;
+
+    fn from_str(word: &str) -> Result<Self, EngineError> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(EngineError::Config(format!("'{}' is not auto, on or off; write one of them", shown(word)))),
+        }
+    }
 }
 
 /// What keys and values are stored as.
@@ -133,7 +49,38 @@ pub enum KvFormat {
     F32,
 }
 
+impl FromStr for KvFormat {
+    type Err = EngineError;
+
+    fn from_str(name: &str) -> Result<Self, EngineError> {
+        match name {
+            "f16" => Ok(Self::F16),
+            "q8_0" => Ok(Self::Q8_0),
+            "f32" => Ok(Self::F32),
+            _ => Err(EngineError::Config(format!("'{}' is not f16, q8_0 or f32; write one of them", shown(name)))),
+        }
+    }
+}
+
 /// How a model is served. The default is one prefill and two decode workers on the best device.
+///
+/// ```
+/// use eldr::{
+///     EngineConfig, PolicyKind,
+///     engine::{FlashAttention, KvFormat, PrefixBudget},
+/// };
+///
+/// let config = EngineConfig {
+///     decode: "8@cpu".parse()?,
+///     flash_attention: FlashAttention::On,
+///     kv_format: KvFormat::Q8_0,
+///     prefix_cache: PrefixBudget::MiB(512),
+///     policy: PolicyKind::MarginalCost,
+///     ..EngineConfig::default()
+/// };
+/// assert!(config.problems().is_empty());
+/// # Ok::<(), eldr::EngineError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of their own, each independent")]
 pub struct EngineConfig {
@@ -166,6 +113,20 @@ pub struct EngineConfig {
     pub prefix_cache: PrefixBudget,
     /// MiB of host memory for prefixes that had to make room in the prefill workers' slots; 0 is none.
     pub cache_ram_mib: u64,
+    /// The longest an RPC server may keep a byte waiting before its workers are lost.
+    pub rpc_deadline: Duration,
+    /// A folder for such prefixes, which outlive the process there; none is none.
+    pub cache_dir: Option<PathBuf>,
+    /// MiB of prefixes there at most.
+    pub cache_disk_mib: u64,
+    /// What a finished request leaves on its decode worker, prompt and answer, goes back to the prefix cache. Decode steps
+    /// are tapped then, if picks are counted.
+    pub cache_answers: bool,
+    /// Files with texts that prompts begin with, such as system prompts, which the prefix cache never drops.
+    pub pins: Vec<PathBuf>,
+    /// Keep keys and values of the whole sequence in layers with a sliding window, so that a prefix can be used again
+    /// wherever it ends.
+    pub swa_full: bool,
     /// Map the model file instead of reading it.
     pub use_mmap: bool,
     /// Let ggml use repacked weights and AMX; off because some virtual machines report AMX that faults.
@@ -207,6 +168,12 @@ impl Default for EngineConfig {
             n_cpu_moe: 0,
             prefix_cache: PrefixBudget::Slots,
             cache_ram_mib: 0,
+            rpc_deadline: Duration::from_secs(30),
+            cache_dir: None,
+            cache_disk_mib: 4096,
+            cache_answers: false,
+            pins: Vec::new(),
+            swa_full: false,
             use_mmap: true,
             extra_bufts: false,
             policy: PolicyKind::Auto,
@@ -249,6 +216,22 @@ impl EngineConfig {
         rule(self.limits.age_bound > 0, "the age bound must be at least 1, which is everybody in turn");
         rule(self.limits.max_queue > 0, "the queue must hold at least 1 request");
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
+        let deadline = (1..=3600).contains(&self.rpc_deadline.as_secs());
+        rule(deadline, "the deadline of RPC servers must be between 1 and 3600 seconds");
+        let keeps = self.prefix_cache != PrefixBudget::Off;
+        let asked = self.cache_dir.is_some() || !self.pins.is_empty() || self.cache_answers;
+        rule(keeps || !asked, "a cache folder, pins and answers need the prefix cache, which is off; switch it on");
+        rule(
+            !(self.exact && self.cache_answers),
+            "an exact run can not use answers again: a token computed alone and one computed with a prompt differ in the \
+             last bits; leave the answers or the exactness out",
+        );
+        problems.extend(overlap(&self.prefill, &self.decode));
+        let mut rule = |holds: bool, why: &str| {
+            if !holds {
+                problems.push(why.to_owned());
+            }
+        };
         let quantised = self.kv_format == KvFormat::Q8_0 && self.flash_attention != FlashAttention::On;
         rule(!quantised, "q8_0 keys and values need flash attention: switch it on for all workers");
         if let Some(refit) = &self.refit {
@@ -266,32 +249,6 @@ impl EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn worker_lists_read_back_as_written() {
-        for list in ["8", "8@cpu", "2@cuda:0,2@cuda:1", "1@RPC0,3"] {
-            assert_eq!(list.parse::<WorkerList>().expect("valid").to_string(), list);
-        }
-        let list: WorkerList = "2@cuda:0, 1@cpu".parse().expect("valid");
-        assert_eq!(list.n_workers(), 3);
-        assert_eq!(list.devices().collect::<Vec<_>>(), [Some("cuda:0"), Some("cuda:0"), Some("cpu")]);
-    }
-
-    #[test]
-    fn a_wrong_worker_list_says_what_is_wrong() {
-        for (list, want) in [
-            ("", "does not start with a number"),
-            ("0", "zero workers"),
-            ("two@cpu", "does not start with a number"),
-            ("2@", "names no device"),
-            ("1,,2", "does not start with a number"),
-            ("99999", "more than 1024"),
-            ("-1@cpu", "does not start with a number"),
-        ] {
-            let error = list.parse::<WorkerList>().expect_err(list).to_string();
-            assert!(error.contains(want), "{list}: {error}");
-        }
-    }
 
     #[test]
     fn the_default_has_no_problems_and_every_wrong_number_is_named() {

@@ -10,16 +10,18 @@ use parking_lot::Mutex;
 use crate::{
     calibrate::Calibration,
     engine::{
-        EngineError, EngineStats, Permits, RamTier, Shared, TokenStream, Tokenizer,
+        DiskTier, EngineError, EngineStats, Permits, PrefixTiers, RamTier, RestoreRates, Shared, TokenStream,
+        Tokenizer,
         refit::Refit,
-        timed::{SharedTimes, TimedPolicy, TimedRunner},
-        worker::{Scheduler, Starter, spawn_worker},
+        timed::{SharedTimes, TimedPolicy},
+        watchdog::{Schedulers, Watch},
+        worker::{Starter, spawn_worker},
     },
     refit::{RefitConfig, Refitter},
     route::RoutePolicy,
     schedule::{
-        DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, PrefillWorker, PrefixConfig, PrefixStore, Priority,
-        RunnerInfo, Source, WorkerEvent,
+        Answers, DispatchLimits, Dispatcher, ModelRunner, PrefixConfig, Priority, RunnerInfo, Source, SubmitParams,
+        WorkerEvent,
     },
     types::{Request, Token, WorkerId},
 };
@@ -28,6 +30,46 @@ use crate::{
 pub const N_PREFILL_PARALLEL: u32 = 4;
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     Engine,
+///     engine::{EngineParts, EngineWorker, Permits},
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
+/// };
+///
+/// # fn main() -> Result<(), eldr::EngineError> {
+/// let model = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+/// // One worker computes at a time: they share their cores.
+/// let cores = Arc::new(Permits::new(1));
+/// let worker = |name: &str| EngineWorker {
+///     name: name.to_owned(),
+///     runner: Box::new(FakeRunner::new(model, 4, 2048, Vec::new())),
+///     permits: Some(Arc::clone(&cores)),
+/// };
+/// let engine = Engine::start(EngineParts {
+///     prefill: vec![worker("prefill 0")],
+///     decode: vec![worker("decode 0")],
+///     tokenizer: Arc::new(fake::Letters),
+///     policy: Box::new(LeastLoaded),
+///     calibration: None,
+///     limits: DispatchLimits::default(),
+///     chunk: 16,
+///     n_expert: 8,
+///     prefix: PrefixConfig::default(),
+/// })?;
+/// let id = engine.add_decode(worker("decode 1"))?;
+/// assert_eq!(engine.stats().workers.len(), id.index() + 1);
+/// # Ok(())
+/// # }
+/// ```
 pub struct EngineParts {
     /// Runners that prefill, each with the name of its device.
     pub prefill: Vec<EngineWorker>,
@@ -49,6 +91,15 @@ pub struct EngineParts {
     pub prefix: PrefixConfig,
 }
 
+/// What an engine may have besides its parts.
+#[derive(Default)]
+pub struct EngineExtras {
+    /// Fit the policy's centroids to the traffic; see [`Engine::start_refitting`].
+    pub refit: Option<RefitConfig>,
+    /// Where prefixes go to outlive the engine.
+    pub disk: Option<DiskTier>,
+}
+
 /// A runner and the cores it shares.
 pub struct EngineWorker {
     /// Its name in logs and threads: `decode 3 on CPU`.
@@ -60,6 +111,29 @@ pub struct EngineWorker {
 }
 
 /// A model served by several workers. Cheap to clone and shared among threads; the workers stop with the last clone.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     Engine,
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // With llama.cpp: `EngineConfig::builder().decode("2").open("model.gguf")?`. Here over workers that only pretend.
+/// let engine: Engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request =
+///     Request { prompt: engine.tokenize("Once")?, max_tokens: 8, sampling, domain: None, deadline: None };
+/// let completion = engine.submit(request)?.collect()?;
+/// assert_eq!((completion.tokens.len(), completion.reason), (8, Some(FinishReason::Length)));
+/// assert_eq!(engine.stats().n_active, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -67,7 +141,10 @@ struct Inner {
     shared: Arc<Shared>,
     tokenizer: Arc<dyn Tokenizer>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of the decode workers.
+    names: Mutex<Vec<String>>,
     terms: Terms,
+    schedulers: Arc<Schedulers>,
 }
 
 /// What every worker must agree with: the first one, and how prompts are cut.
@@ -75,13 +152,14 @@ struct Terms {
     first: String,
     info: RunnerInfo,
     chunk: u32,
+    answers: Option<Answers>,
 }
 
 impl Engine {
     /// Starts a thread for every worker. Workers that cannot exchange sequences are refused with the setting that
     /// differs.
     pub fn start(parts: EngineParts) -> Result<Self, EngineError> {
-        Self::launch(parts, None)
+        Self::launch(parts, None, None)
     }
 
     /// Starts like [`Engine::start`], and fits the policy's centroids to the traffic while it serves.
@@ -93,6 +171,17 @@ impl Engine {
     /// # Errors
     /// Without a calibration there is nothing to refit.
     pub fn start_refitting(parts: EngineParts, config: RefitConfig) -> Result<Self, EngineError> {
+        Self::start_with(parts, EngineExtras { refit: Some(config), ..EngineExtras::default() })
+    }
+
+    /// Starts like [`Engine::start`], with all that `extras` holds.
+    pub fn start_with(parts: EngineParts, extras: EngineExtras) -> Result<Self, EngineError> {
+        let EngineExtras { refit, disk } = extras;
+        let refitter = refit.map(|config| Self::refitter(&parts, config)).transpose()?;
+        Self::launch(parts, refitter, disk)
+    }
+
+    fn refitter(parts: &EngineParts, config: RefitConfig) -> Result<Refitter, EngineError> {
         let refuse = |why: String| Err(EngineError::Config(why));
         let Some(calibration) = &parts.calibration else {
             return refuse("there is no calibration, so no centroids to refit: give one, or do not refit".to_owned());
@@ -105,54 +194,52 @@ impl Engine {
             ));
         }
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
-        let refitter = match Refitter::of_calibration(config, calibration, &n_slots) {
-            Ok(refitter) => refitter,
-            Err(error) => return refuse(error.to_string()),
-        };
-        Self::launch(parts, Some(refitter))
+        Refitter::of_calibration(config, calibration, &n_slots).or_else(|error| refuse(error.to_string()))
     }
 
-    fn launch(parts: EngineParts, refitter: Option<Refitter>) -> Result<Self, EngineError> {
+    fn launch(parts: EngineParts, refitter: Option<Refitter>, disk: Option<DiskTier>) -> Result<Self, EngineError> {
         let terms = Terms::of(&parts)?;
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
         let route_times = SharedTimes::default();
         let policy = Box::new(TimedPolicy { policy: parts.policy, times: Arc::clone(&route_times) });
         let dispatcher = Dispatcher::new(parts.prefill.len(), &n_slots, policy, parts.calibration, parts.limits);
         let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
+        let names = parts.decode.iter().map(|worker| worker.name.clone()).collect();
         let (prefill_to, prefill_in): (Vec<_>, Vec<_>) = parts.prefill.iter().map(|_| unbounded()).unzip();
         let (decode_to, decode_in): (Vec<_>, Vec<_>) = parts.decode.iter().map(|_| unbounded()).unzip();
         let (refit, fits) = refitter.map(Refit::new).unzip();
-        let shared = Arc::new(Shared::new(dispatcher, prefill_to, decode_to, refit, route_times));
-        let eog = parts.tokenizer.end_tokens().to_vec();
         let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
-        let store = || ram.clone().map(|ram| Box::new(ram) as Box<dyn PrefixStore>);
+        let rates = RestoreRates::default();
+        let tiers = PrefixTiers::new(ram, disk, rates.clone());
+        let shared = Shared::new(dispatcher, prefill_to, decode_to, refit, route_times, tiers.clone());
+        let shared = Arc::new(shared);
+        let schedulers = Arc::new(Schedulers {
+            chunk: parts.chunk,
+            eog: parts.tokenizer.end_tokens().to_vec(),
+            n_expert: parts.n_expert,
+            prefix: parts.prefix,
+            tiers,
+            rates,
+            answers: terms.answers.clone(),
+        });
         let mut starter = Starter { shared: Arc::clone(&shared), threads: Vec::new() };
-        for (index, (worker, inbox)) in parts.prefill.into_iter().zip(prefill_in).enumerate() {
-            let info = worker.runner.info();
-            let scheduler = PrefillWorker::new(info, parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
-            let scheduler = scheduler.caching(parts.prefix, info, parts.n_expert).spilling(store());
-            starter.spawn(
-                Source::Prefill(WorkerId(index as u32)),
-                worker,
-                Scheduler::Prefill(Box::new(scheduler)),
-                inbox,
-            )?;
-        }
-        for (index, (worker, inbox)) in parts.decode.into_iter().zip(decode_in).enumerate() {
-            let scheduler = DecodeWorker::new(worker.runner.info(), parts.chunk, &eog);
-            starter.spawn(
-                Source::Decode(WorkerId(index as u32)),
-                timed(worker, &shared),
-                Scheduler::Decode(Box::new(scheduler)),
-                inbox,
-            )?;
+        let prefill = parts.prefill.into_iter().zip(prefill_in).zip(0..);
+        let prefill = prefill.map(|(worker, index)| (Source::Prefill(WorkerId(index)), worker));
+        let decode = parts.decode.into_iter().zip(decode_in).zip(0..);
+        let decode = decode.map(|(worker, index)| (Source::Decode(WorkerId(index)), worker));
+        for (source, (worker, inbox)) in prefill.chain(decode) {
+            let watch = watch(&worker, source, &shared, &schedulers);
+            let scheduler = schedulers.make(source, worker.runner.info());
+            starter.spawn(source, schedulers.timed(source, worker, &shared), scheduler, inbox)?;
+            starter.threads.extend(watch.map(Watch::start).transpose()?);
         }
         starter.spawn_deadlines()?;
         if let Some(fits) = fits {
             fits.start(Arc::downgrade(&shared))?;
         }
         let threads = Mutex::new(std::mem::take(&mut starter.threads));
-        Ok(Self(Arc::new(Inner { shared, tokenizer: parts.tokenizer, threads, terms })))
+        let (names, tokenizer) = (Mutex::new(names), parts.tokenizer);
+        Ok(Self(Arc::new(Inner { shared, tokenizer, threads, names, terms, schedulers })))
     }
 
     /// Accepts a request, or says why not; the answer comes through the stream.
@@ -162,8 +249,19 @@ impl Engine {
 
     /// As [`Engine::submit`], with a priority in the queue for a prefill worker.
     pub fn submit_as(&self, request: Request, priority: Priority) -> Result<TokenStream, EngineError> {
+        self.submit_with(request, SubmitParams { priority, ..SubmitParams::default() })
+    }
+
+    /// As [`Engine::submit`], with a priority and a policy of its own.
+    ///
+    /// # Errors
+    /// Beside [`Engine::submit`]'s, those of [`Engine::lend_policy`].
+    pub fn submit_with(&self, request: Request, params: SubmitParams) -> Result<TokenStream, EngineError> {
         self.check(&request)?;
-        let (id, events) = self.0.shared.submit(request, priority)?;
+        if let Some(kind) = params.policy {
+            self.lend_policy(kind)?;
+        }
+        let (id, events) = self.0.shared.submit(request, params)?;
         let tokenizer = Arc::clone(&self.0.tokenizer);
         Ok(TokenStream::new(id, events, tokenizer, Arc::downgrade(&self.0.shared)))
     }
@@ -183,6 +281,12 @@ impl Engine {
         self.0.terms.info.n_ctx_slot
     }
 
+    /// Lets every prefill worker keep the whole blocks of `tokens` for good, in a slot of their own, from the first prompt on
+    /// that begins with them: a system prompt, say. A worker that can not says why in the log.
+    pub fn pin(&self, tokens: &[Token]) -> Result<(), EngineError> {
+        self.0.shared.pin(&Arc::from(tokens))
+    }
+
     /// Starts one decode worker more while requests run: its number. Requests go to it from now on.
     ///
     /// A policy that compares centroids sends it what it has no better worker for, until a refit cuts a centroid for it.
@@ -190,23 +294,21 @@ impl Engine {
     /// # Errors
     /// A worker that can not exchange sequences with the others is refused with the setting that differs.
     pub fn add_decode(&self, worker: EngineWorker) -> Result<WorkerId, EngineError> {
-        let Inner { shared, tokenizer, threads, terms } = &*self.0;
+        let Inner { shared, threads, names, terms, schedulers, .. } = &*self.0;
         terms.check(&worker)?;
         // Held to the end, so that a shutdown at the same time waits for the new thread too.
         let mut threads = threads.lock();
         let (to, inbox) = unbounded();
         let id = shared.add_decode(worker.runner.info().n_slots, to)?;
-        let scheduler = DecodeWorker::new(worker.runner.info(), terms.chunk, tokenizer.end_tokens());
-        match spawn_worker(
-            shared,
-            Source::Decode(id),
-            timed(worker, shared),
-            Scheduler::Decode(Box::new(scheduler)),
-            inbox,
-        ) {
-            Ok(thread) => threads.push(thread),
+        names.lock().push(worker.name.clone());
+        let source = Source::Decode(id);
+        let watch = watch(&worker, source, shared, schedulers);
+        let scheduler = schedulers.make(source, worker.runner.info());
+        let started = spawn_worker(shared, source, schedulers.timed(source, worker, shared), scheduler, inbox);
+        match started.and_then(|thread| Ok((thread, watch.map(Watch::start).transpose()?))) {
+            Ok((thread, watching)) => threads.extend([thread].into_iter().chain(watching)),
             Err(error) => {
-                shared.deliver(Source::Decode(id), None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
+                shared.deliver(source, None, &mut vec![WorkerEvent::Lost { error: error.to_string() }]);
                 return Err(error);
             }
         }
@@ -239,6 +341,15 @@ impl Engine {
     /// band keeps its width.
     pub fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
         self.0.shared.set_calibration(calibration)
+    }
+
+    /// The names of the decode workers, by number: `decode 3 on CPU`.
+    pub fn decode_names(&self) -> Vec<String> {
+        self.0.names.lock().clone()
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.0.shared
     }
 
     /// The moment the times of stream events are counted from.
@@ -303,6 +414,7 @@ impl Inner {
                 log::error!("a worker thread panicked outside a step");
             }
         }
+        self.shared.close_tiers();
     }
 }
 
@@ -312,11 +424,16 @@ impl Drop for Inner {
     }
 }
 
-/// A decode worker whose hand-offs are timed.
-fn timed(worker: EngineWorker, shared: &Shared) -> EngineWorker {
-    let EngineWorker { name, runner, permits } = worker;
-    let runner = Box::new(TimedRunner { runner, times: Arc::clone(&shared.handoff_times) });
-    EngineWorker { name, runner, permits }
+/// The watch over a worker whose device may fail.
+fn watch(worker: &EngineWorker, source: Source, shared: &Arc<Shared>, schedulers: &Arc<Schedulers>) -> Option<Watch> {
+    Some(Watch {
+        shared: Arc::clone(shared),
+        source,
+        name: worker.name.clone(),
+        permits: worker.permits.clone(),
+        recovery: worker.runner.recovery()?,
+        schedulers: Arc::clone(schedulers),
+    })
 }
 
 fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
@@ -329,15 +446,20 @@ fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
 fn check_sampling(request: &Request) -> Result<(), String> {
     let s = &request.sampling;
     let rules = [
-        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", "0 or more"),
-        ((0.0..=1.0).contains(&s.top_p), "top_p", "between 0 and 1"),
-        ((0.0..=1.0).contains(&s.min_p), "min_p", "between 0 and 1"),
-        (s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0, "penalty_repeat", "above 0"),
-        (s.penalty_freq.is_finite(), "penalty_freq", "a finite number"),
-        (s.penalty_present.is_finite(), "penalty_present", "a finite number"),
+        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", s.temperature, "a finite number, 0 or more"),
+        ((0.0..=1.0).contains(&s.top_p), "top_p", s.top_p, "between 0 and 1"),
+        ((0.0..=1.0).contains(&s.min_p), "min_p", s.min_p, "between 0 and 1"),
+        (
+            s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0,
+            "penalty_repeat",
+            s.penalty_repeat,
+            "a finite number above 0",
+        ),
+        (s.penalty_freq.is_finite(), "penalty_freq", s.penalty_freq, "a finite number"),
+        (s.penalty_present.is_finite(), "penalty_present", s.penalty_present, "a finite number"),
     ];
     match rules.iter().find(|rule| !rule.0) {
-        Some((_, name, want)) => Err(format!("{name} must be {want}")),
+        Some((_, name, value, want)) => Err(format!("{name} is {value}; it must be {want}")),
         None => Ok(()),
     }
 }
@@ -349,14 +471,20 @@ impl Terms {
             let why = "an engine needs at least one prefill and one decode worker".to_owned();
             return Err(EngineError::Config(why));
         };
-        let terms = Self { first: first.name.clone(), info: first.runner.info().clone(), chunk: parts.chunk };
+        let info = first.runner.info().clone();
+        let answers = (parts.prefix.answers && parts.prefix.max_tokens > 0).then(|| Answers {
+            layers: info.tapped.as_slice().into(),
+            n_expert: parts.n_expert,
+            block: parts.prefix.block,
+        });
+        let terms = Self { first: first.name.clone(), info, chunk: parts.chunk, answers };
         parts.prefill.iter().chain(&parts.decode).try_for_each(|worker| terms.check(worker))?;
         Ok(terms)
     }
 
     fn check(&self, worker: &EngineWorker) -> Result<(), EngineError> {
         let refuse = |why: String| Err(EngineError::Config(why));
-        let Self { first, info, chunk } = self;
+        let Self { first, info, chunk, .. } = self;
         let (name, other) = (&worker.name, worker.runner.info());
         if let Some((setting, here, there)) = info.fingerprint.difference(&other.fingerprint) {
             return refuse(format!(

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use super::{PromptRows, TapRunner};
 use crate::{
     kv::ChunkCounts,
-    llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler},
-    schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
+    llama::{Batch, Context, ContextParams, DecodeError, DecodeFailure, LlamaError, Model, Sampler, pin_thread},
+    schedule::{DecodeItem, ModelRunner, Recovery, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
     types::{SamplingParams, Slot, Token, TokenLogprobs},
 };
 
@@ -39,6 +39,7 @@ pub struct LlamaRunner {
     n_steps: u32,
     tap_failed: bool,
     exact: bool,
+    recovery: Option<Arc<dyn Recovery>>,
 }
 
 /// Where a lone row's company is computed.
@@ -71,7 +72,12 @@ impl LlamaRunner {
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
-            reuse: if context.cuts_sequences() { Reuse::Prefix } else { Reuse::Whole },
+            // Even where the whole sequence is kept, an exported one has lost what the window has moved past.
+            reuse: match (context.cuts_sequences(), model.facts().n_swa) {
+                (false, _) => Reuse::Whole,
+                (true, 0) => Reuse::Prefix,
+                (true, _) => Reuse::Window,
+            },
             fingerprint: StateFingerprint(context.fingerprint()),
         };
         let n_sequences = params.n_slots as usize;
@@ -86,7 +92,21 @@ impl LlamaRunner {
             n_steps: 0,
             tap_failed: false,
             exact,
+            recovery: None,
         })
+    }
+
+    /// The way back after its device has failed.
+    pub(super) fn set_recovery(&mut self, recovery: Arc<dyn Recovery>) {
+        self.recovery = Some(recovery);
+    }
+
+    /// What a call gave, unless the device has failed meanwhile: then it is not what the model computed.
+    fn vouch<T>(&self, got: Result<T, RunError>) -> Result<T, RunError> {
+        match self.context.model().device().failure() {
+            Some(reason) => Err(RunError::Fatal(format!("{}: {reason}", self.context.params().name))),
+            None => got,
+        }
     }
 
     /// Whether the picks of the call just made can be used; a tap that fails says so once and is not used again.
@@ -191,22 +211,8 @@ impl LlamaRunner {
         let sampler = self.samplers[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is not open"));
         sampler.sample(self.context.logits(row)).map_err(|error| RunError::Fatal(error.to_string()))
     }
-}
 
-impl ModelRunner for LlamaRunner {
-    fn info(&self) -> &RunnerInfo {
-        &self.info
-    }
-
-    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
-        let index = slot.index();
-        assert!(self.samplers[index].is_none(), "slot {slot} is taken");
-        let sampler = Sampler::new(self.context.model(), sampling, generated);
-        self.samplers[index] = Some(sampler.map_err(|error| RunError::Restored(error.to_string()))?);
-        Ok(())
-    }
-
-    fn prefill(
+    fn prefill_unvouched(
         &mut self,
         slot: Slot,
         tokens: &[Token],
@@ -234,7 +240,12 @@ impl ModelRunner for LlamaRunner {
         self.end_chunk(slot, tokens.len(), last, first, companion)
     }
 
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+    fn decode_unvouched(
+        &mut self,
+        batch: &[DecodeItem],
+        next: &mut Vec<Token>,
+        picks: &mut StepPicks,
+    ) -> Result<(), RunError> {
         for item in batch {
             assert_eq!(self.n_tokens[item.slot.index()], item.pos, "position of slot {}", item.slot);
         }
@@ -268,16 +279,12 @@ impl ModelRunner for LlamaRunner {
         self.dismiss(companion)
     }
 
-    fn take_logprobs(&mut self, slot: Slot) -> Option<Box<TokenLogprobs>> {
-        self.samplers[slot.index()].as_mut()?.take_logprobs()
-    }
-
-    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
+    fn export_unvouched(&mut self, slot: Slot) -> Result<SeqState, RunError> {
         let bytes = self.context.state_get(slot.0).map_err(|error| RunError::Restored(error.to_string()))?;
         Ok(SeqState { n_tokens: self.n_tokens[slot.index()], bytes: Arc::from(bytes) })
     }
 
-    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
+    fn import_unvouched(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
         assert_eq!(self.n_tokens[slot.index()], 0, "slot {slot} is not empty");
         let set = self.context.state_set(slot.0, &state.bytes, state.n_tokens);
         set.map_err(|error| RunError::Restored(error.to_string()))?;
@@ -285,7 +292,7 @@ impl ModelRunner for LlamaRunner {
         Ok(())
     }
 
-    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
+    fn relocate_unvouched(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
         assert_eq!(self.n_tokens[to.index()], 0, "slot {to} is not empty");
         // A failed copy leaves the source whole and the target empty.
         self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
@@ -293,6 +300,77 @@ impl ModelRunner for LlamaRunner {
         self.n_tokens[to.index()] = std::mem::take(&mut self.n_tokens[from.index()]);
         self.samplers[to.index()] = self.samplers[from.index()].take();
         Ok(())
+    }
+
+    fn copy_prefix_unvouched(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
+        assert_eq!(self.n_tokens[to.index()], 0, "slot {to} is not empty");
+        // A failed copy leaves the target empty.
+        self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
+        self.n_tokens[to.index()] = self.n_tokens[from.index()];
+        self.cut(to, n_tokens)
+    }
+}
+
+impl ModelRunner for LlamaRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn enter(&mut self) {
+        let cpus = &self.context.params().cpus;
+        if !cpus.is_empty()
+            && let Err(error) = pin_thread(cpus)
+        {
+            log::warn!("{error}");
+        }
+    }
+
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        self.recovery.clone()
+    }
+
+    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
+        let index = slot.index();
+        assert!(self.samplers[index].is_none(), "slot {slot} is taken");
+        let sampler = Sampler::new(self.context.model(), sampling, generated);
+        self.samplers[index] = Some(sampler.map_err(|error| RunError::Restored(error.to_string()))?);
+        Ok(())
+    }
+
+    fn prefill(
+        &mut self,
+        slot: Slot,
+        tokens: &[Token],
+        pos: u32,
+        last: bool,
+        counts: Option<&mut ChunkCounts>,
+    ) -> Result<Option<Token>, RunError> {
+        let got = self.prefill_unvouched(slot, tokens, pos, last, counts);
+        self.vouch(got)
+    }
+
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        let got = self.decode_unvouched(batch, next, picks);
+        self.vouch(got)
+    }
+
+    fn take_logprobs(&mut self, slot: Slot) -> Option<Box<TokenLogprobs>> {
+        self.samplers[slot.index()].as_mut()?.take_logprobs()
+    }
+
+    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
+        let got = self.export_unvouched(slot);
+        self.vouch(got)
+    }
+
+    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
+        let got = self.import_unvouched(slot, state);
+        self.vouch(got)
+    }
+
+    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
+        let got = self.relocate_unvouched(from, to);
+        self.vouch(got)
     }
 
     fn close(&mut self, slot: Slot) -> Result<(), RunError> {
@@ -307,11 +385,19 @@ impl ModelRunner for LlamaRunner {
     }
 
     fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
-        assert_eq!(self.n_tokens[to.index()], 0, "slot {to} is not empty");
-        // A failed copy leaves the target empty.
-        self.context.seq_cp(from.0, to.0).map_err(|error| RunError::Restored(error.to_string()))?;
-        self.n_tokens[to.index()] = self.n_tokens[from.index()];
-        self.cut(to, n_tokens)
+        let got = self.copy_prefix_unvouched(from, to, n_tokens);
+        self.vouch(got)
+    }
+
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        self.context.reaches(slot.0, n_tokens)
+    }
+
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        if self.n_tokens[slot.index()] != n_tokens {
+            return Err(format!("the runner believes in {}", self.n_tokens[slot.index()]));
+        }
+        self.context.check_seq_cells(slot.0, n_tokens).map_err(|error| error.to_string())
     }
 }
 
@@ -339,8 +425,9 @@ impl TapRunner for LlamaRunner {
                 logits: &rows.logits[gate(rows.logits)],
             });
         });
-        ran.map_err(|error| run_error(&error))?;
-        self.end_chunk(slot, n, last, first, companion)
+        let ran = ran.map_err(|error| run_error(&error));
+        let got = ran.and_then(|()| self.end_chunk(slot, n, last, first, companion));
+        self.vouch(got)
     }
 }
 

@@ -1,81 +1,58 @@
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use crate::{
     calibrate::Calibration,
     engine::{
-        Engine, EngineConfig, EngineError, EngineParts, EngineWorker, FlashAttention, KvFormat, LlamaRunner,
-        ModelTokenizer, Permits, TapUse, ThreadPlan, Tokenizer, WorkerList, read_calibration,
+        DiskTier, Engine, EngineConfig, EngineError, EngineExtras, EngineParts, EngineWorker, FlashAttention, KvFormat,
+        LlamaRunner, ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
+        copies::{Copies, ReadyWorker, kv_type},
+        read_calibration,
+        residents::Lent,
+        sharing::{Sharing, host_experts},
+        versions, weights,
     },
-    llama::{Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelFacts, ModelParams},
+    llama::{CpuMoe, DeviceKind, Model, ModelFacts},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
-    schedule::{Job, PrefillWorker, PrefixConfig, WorkerEvent},
+    schedule::{Job, PrefillWorker, PrefixConfig, RunnerInfo, WorkerEvent},
     signature::ExpertCounts,
     sim::Verdict,
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
 };
 
-/// Tokens a decode context computes at once beyond its batch: what a lost hand-off is prefilled again in.
-const REFILL_UBATCH: u32 = 128;
-
-/// The model on one device.
-#[derive(Clone)]
-struct ModelCopy {
-    device: Device,
-    model: Model,
-    /// The turns its workers take. A remote device has one connection for all contexts of a process, and ggml's client
-    /// lets calls of several threads mix on it: the wrong bytes arrive, or none.
-    turns: Option<Arc<Permits>>,
-}
-
-/// A GGUF model on the devices of a configuration's workers: one copy for each device.
+/// A GGUF model on the devices of a configuration's workers: one copy for each device and place of its experts.
 #[derive(Clone)]
 pub struct LoadedModel {
-    copies: Vec<ModelCopy>,
-    best: Device,
-    threads: ThreadPlan,
+    copies: Arc<Copies>,
+    /// The first copy, for what all know.
+    model: Model,
+    path: PathBuf,
 }
 
 impl LoadedModel {
-    /// Checks the configuration and loads the file once for each device it names.
+    /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        let problems = config.problems();
-        if !problems.is_empty() {
-            return Err(EngineError::Config(problems.join("; ")));
+        config.check()?;
+        let sharing = Sharing::of(config)?;
+        if let Some(refusal) = Plan::refusal(path, config, &sharing) {
+            return Err(EngineError::Config(refusal));
         }
-        let backend = Backend::init();
-        let best = backend.best_device();
-        let mut copies: Vec<ModelCopy> = Vec::new();
-        for name in config.prefill.devices().chain(config.decode.devices()) {
-            let device = name.map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
-            if copies.iter().all(|copy| copy.device != device) {
-                let model = Model::load(&backend, path, &model_params(config, &device))?;
-                copies.push(ModelCopy { device, model, turns: None });
-            }
-        }
-        if let Some(warning) = cut_context(config.n_ctx_slot, copies[0].model.facts().n_ctx_train) {
+        let copies = Arc::new(Copies::load(path, config, sharing)?);
+        let model = copies.first().model;
+        if let Some(warning) = cut_context(config.n_ctx_slot, model.facts().n_ctx_train) {
             log::warn!("{warning}");
         }
-        let on_cpu = |name: Option<&str>| match name {
-            Some(name) => backend.device(name).is_ok_and(|device| device.kind() == DeviceKind::Cpu),
-            None => best.kind() == DeviceKind::Cpu,
-        };
-        let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
-        let threads = ThreadPlan::new(config.n_threads, n_cpu)?;
-        if config.exact && config.flash_attention == FlashAttention::On && n_cpu > 0 && threads.n_threads > 1 {
+        let threads = &copies.sharing.threads;
+        if config.exact && config.flash_attention == FlashAttention::On && threads.n_threads > 1 {
             log::warn!(
                 "flash attention on {} threads a worker is not exact: a text may depend on its company; give each worker \
                  one thread, or switch flash attention off",
                 threads.n_threads
             );
         }
-        for copy in &mut copies {
-            copy.turns = match copy.device.kind() {
-                DeviceKind::Cpu => Some(Arc::clone(&threads.permits)),
-                DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
-                _ => None,
-            };
-        }
-        Ok(Self { copies, best, threads })
+        Ok(Self { copies, model, path: path.to_owned() })
     }
 
     /// Whether zero rows were added to its experts: same outputs and picks, larger weights.
@@ -85,7 +62,7 @@ impl LoadedModel {
 
     /// Whether every worker computes in the thread that calls it: one thread each, on the CPU.
     pub fn computes_in_the_callers_thread(&self) -> bool {
-        self.threads.n_threads == 1 && self.copies.iter().all(|copy| copy.device.kind() == DeviceKind::Cpu)
+        self.copies.sharing.threads.n_threads == 1 && !self.copies.sharing.on_device
     }
 
     /// Size and shape.
@@ -161,7 +138,10 @@ impl LoadedModel {
                 WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => {
                     return Err(EngineError::Run(error));
                 }
-                WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
+                WorkerEvent::Token { .. }
+                | WorkerEvent::Finished { .. }
+                | WorkerEvent::Cache(_)
+                | WorkerEvent::Left(_) => {}
             }
         }
         Ok(None)
@@ -193,15 +173,18 @@ impl LoadedModel {
     pub fn prefix(&self, config: &EngineConfig) -> PrefixConfig {
         let facts = self.facts();
         let max_tokens = config.prefix_cache.tokens(self.kv_bytes_per_token(config.kv_format));
+        let stores = config.cache_ram_mib > 0 || config.cache_dir.is_some();
+        let third =
+            if stores { "" } else { "; with --cache-ram, a third prompt that begins alike finds a copy made for it" };
         if max_tokens > 0 && (facts.recurrent || facts.hybrid) {
-            log::info!(
+            log::warn!(
                 "the model has recurrent layers, whose memory can not be cut: what a finished prompt leaves behind is used \
-                 only by prompts that go on after its last token"
+                 only by prompts that go on after its last token{third}"
             );
-        } else if max_tokens > 0 && facts.n_swa > 0 {
-            log::info!(
+        } else if max_tokens > 0 && facts.n_swa > 0 && !config.swa_full {
+            log::warn!(
                 "the model has a sliding window of {} tokens: what a finished prompt leaves behind is used only while the \
-                 window reaches back from where a new prompt goes on",
+                 window reaches back from where a new prompt goes on{third}; --swa-full keeps all of it",
                 facts.n_swa
             );
         }
@@ -209,7 +192,35 @@ impl LoadedModel {
         let common =
             (1..=block).map(|n| n * chunk).find(|n| n.is_multiple_of(block)).expect("at last block times chunk");
         let align = if config.exact { common } else { 1 };
-        PrefixConfig { max_tokens, ram_bytes: config.cache_ram_mib << 20, align, ..PrefixConfig::default() }
+        let (ram_bytes, answers) = (config.cache_ram_mib << 20, config.cache_answers);
+        PrefixConfig { max_tokens, block, ram_bytes, align, answers }
+    }
+
+    /// The configured folder for prefixes, which depend on what `info` says of a prefill worker, on the weights and on how
+    /// prompts are cut.
+    pub fn disk_tier(&self, config: &EngineConfig, info: &RunnerInfo) -> Result<Option<DiskTier>, EngineError> {
+        let Some(path) = &config.cache_dir else { return Ok(None) };
+        let weights = weights::sample(&self.path).map_err(|error| unreadable(&self.path, &error))?;
+        let mut fingerprint: Vec<_> =
+            info.fingerprint.0.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let more = [
+            ("weights", weights),
+            ("device", self.model().device().name().to_owned()),
+            ("chunk", self.chunk(config).to_string()),
+            ("exact", config.exact.to_string()),
+            ("llama.cpp", versions().llama_cpp),
+        ];
+        fingerprint.extend(more.map(|(name, value)| (name.to_owned(), value)));
+        DiskTier::open(path, fingerprint, config.cache_disk_mib << 20).map(Some)
+    }
+
+    /// Reads the configured pins as tokens.
+    fn pins(&self, config: &EngineConfig) -> Result<Vec<Vec<Token>>, EngineError> {
+        let read = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
+            self.tokenizer().tokenize(&text).map_err(EngineError::Request)
+        };
+        config.pins.iter().map(read).collect()
     }
 
     /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
@@ -220,8 +231,29 @@ impl LoadedModel {
         index: usize,
         device: Option<&str>,
     ) -> Result<EngineWorker, EngineError> {
-        let (name, runner, permits) = self.runner("decode", index, device, config, &TapUse::Off)?;
-        Ok(EngineWorker { name, runner: Box::new(runner), permits })
+        let placed =
+            config.decode.placed().chain(config.prefill.placed()).find(|at| at.spec.device.as_deref() == device);
+        let spec = placed.map_or_else(WorkerSpec::default, |placed| placed.spec.clone());
+        // The processors of that entry are taken already.
+        let spec = WorkerSpec { device: device.map(str::to_owned), cpus: None, n: 1, ..spec };
+        let placed = Placed { spec: &spec, index: 0 };
+        Ok(engine_worker(self.copies.worker("decode", index, placed, config, &TapUse::Off)?))
+    }
+
+    /// MoE layers whose experts the first decode worker keeps in host memory: all, on the CPU.
+    pub fn n_host_layers(&self, config: &EngineConfig) -> usize {
+        let layers = self.moe_shape().map_or(&[][..], |shape| &shape.layers);
+        let spec = config.decode.0.first().cloned().unwrap_or_default();
+        let on_cpu = match &spec.device {
+            Some(name) => name.eq_ignore_ascii_case("cpu"),
+            None => self.copies.sharing.best.kind() == DeviceKind::Cpu,
+        };
+        match host_experts(config, &spec) {
+            _ if on_cpu => layers.len(),
+            CpuMoe::All => layers.len(),
+            CpuMoe::None => 0,
+            CpuMoe::First(n) => layers.iter().filter(|&&layer| layer < n).count(),
+        }
     }
 
     /// MoE layers a signature may use; none for a dense model.
@@ -285,7 +317,12 @@ impl LoadedModel {
             note = Some(verdict.sentence());
             kind = PolicyKind::LeastLoaded;
         }
-        let params = PolicyParams {
+        let policy = kind.build(&self.policy_params(config, calibration));
+        Ok((policy.map_err(|error| EngineError::Config(error.to_string()))?, note))
+    }
+
+    fn policy_params(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> PolicyParams {
+        PolicyParams {
             seed: config.seed,
             n_workers: config.decode.n_workers(),
             tau: config.tau.unwrap_or_else(|| calibration.map_or(0.1, |c| c.tau)),
@@ -294,9 +331,7 @@ impl LoadedModel {
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams::default(),
-        };
-        let policy = kind.build(&params).map_err(|error| EngineError::Config(error.to_string()))?;
-        Ok((policy, note))
+        }
     }
 
     fn auto(&self, config: &EngineConfig, calibration: Option<&Calibration>) -> (PolicyKind, Option<String>) {
@@ -335,10 +370,24 @@ impl LoadedModel {
         let (policy, note) = self.policy_and_note(config, calibration.as_deref())?;
         let tapped = self.tapped(policy.as_ref(), calibration.as_deref());
         // A dense model, or one that locality does not help, is routed by load.
+        let lent = Lent {
+            params: self.policy_params(config, calibration.as_deref()),
+            counts_all: tapped == self.usable_layers(),
+            counts_mask: calibration.as_ref().is_some_and(|c| c.layers.iter().all(|layer| tapped.contains(layer))),
+        };
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
+        // Answers come back with their picks, which every step must then tell.
+        let sampled = refit.as_ref().map_or(0, |refit| refit.sample_decode);
+        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { sampled };
+        let pins = self.pins(config)?;
+        let prefill = self.prefill_workers(config, &tapped)?;
+        let disk = match prefill.first() {
+            Some(worker) => self.disk_tier(config, worker.runner.info())?,
+            None => None,
+        };
         let parts = EngineParts {
-            prefill: self.prefill_workers(config, &tapped)?,
-            decode: self.decode_workers(config, refit.as_ref().map_or(0, |refit| refit.sample_decode))?,
+            prefill,
+            decode: self.decode_workers(config, tap_every)?,
             tokenizer: self.tokenizer(),
             policy,
             calibration,
@@ -347,81 +396,37 @@ impl LoadedModel {
             n_expert: self.moe_shape().map_or(0, |shape| shape.n_expert),
             prefix: self.prefix(config),
         };
-        let engine = match refit {
-            Some(refit) => Engine::start_refitting(parts, refit),
-            None => Engine::start(parts),
-        };
-        engine.map(|engine| engine.with_policy_note(note))
+        let engine = Engine::start_with(parts, EngineExtras { refit, disk })?;
+        pins.iter().try_for_each(|tokens| engine.pin(tokens))?;
+        Ok(engine.with_policy_note(note).lending(lent.builder()))
     }
 
     fn model(&self) -> &Model {
-        &self.copies[0].model
-    }
-
-    fn copy_on(&self, name: Option<&str>) -> Result<&ModelCopy, EngineError> {
-        let device = name.map_or_else(|| Ok(self.best.clone()), |name| Backend::init().device(name))?;
-        match self.copies.iter().find(|copy| copy.device == device) {
-            Some(copy) => Ok(copy),
-            None => Err(EngineError::Config(format!("the model was not loaded on {}", device.name()))),
-        }
+        &self.model
     }
 
     fn workers(
         &self,
-        kind: &str,
+        kind: &'static str,
         list: &WorkerList,
         config: &EngineConfig,
         tap: &TapUse,
     ) -> Result<Vec<EngineWorker>, EngineError> {
-        let mut workers = Vec::new();
-        for (index, name) in list.devices().enumerate() {
-            let (name, runner, permits) = self.runner(kind, index, name, config, tap)?;
-            workers.push(EngineWorker { name, runner: Box::new(runner), permits });
-        }
-        Ok(workers)
+        let workers = list.placed().enumerate();
+        workers.map(|(index, placed)| self.copies.worker(kind, index, placed, config, tap).map(engine_worker)).collect()
     }
 
     /// The first prefill worker's runner, with a tap on all usable layers and, if asked for, on their gates.
     pub(super) fn tap_runner(&self, config: &EngineConfig, gates: bool) -> Result<LlamaRunner, EngineError> {
         let layers = self.usable_layers();
         let tap = if gates { TapUse::Gates(layers) } else { TapUse::Prefill(layers) };
-        let device = config.prefill.devices().next().flatten();
-        Ok(self.runner("prefill", 0, device, config, &tap)?.1)
+        let placed = config.prefill.placed().next().expect("at least one prefill worker");
+        Ok(self.copies.worker("prefill", 0, placed, config, &tap)?.runner)
     }
+}
 
-    /// A worker's name, its runner, and the turns it takes.
-    fn runner(
-        &self,
-        kind: &str,
-        index: usize,
-        device: Option<&str>,
-        config: &EngineConfig,
-        tap: &TapUse,
-    ) -> Result<(String, LlamaRunner, Option<Arc<Permits>>), EngineError> {
-        let on_gpu = self.copies.iter().any(|copy| copy.device.kind() != DeviceKind::Cpu);
-        let flash_attn = match config.flash_attention {
-            FlashAttention::Auto => on_gpu,
-            FlashAttention::On => true,
-            FlashAttention::Off => false,
-        };
-        let ModelCopy { model, turns, .. } = self.copy_on(device)?;
-        let params = ContextParams {
-            name: format!("{kind} {index} on {}", model.device().name()),
-            n_ctx_slot: self.n_ctx_slot(config),
-            n_slots: config.n_slots,
-            n_batch: self.chunk(config).max(config.n_slots),
-            n_ubatch: if kind == "prefill" { self.chunk(config) } else { REFILL_UBATCH.max(config.n_slots) },
-            n_threads: self.threads.n_threads,
-            flash_attn,
-            type_k: kv_type(config.kv_format),
-            type_v: kv_type(config.kv_format),
-            ..ContextParams::default()
-        };
-        // Several threads of flash attention divide the keys among them, which changes the sums.
-        let exact = config.exact && (!flash_attn || (!on_gpu && params.n_threads == 1));
-        let runner = LlamaRunner::new(model, &params, tap, exact)?;
-        Ok((params.name, runner, turns.clone()))
-    }
+fn engine_worker(ReadyWorker { name, runner, permits }: ReadyWorker) -> EngineWorker {
+    EngineWorker { name, runner: Box::new(runner), permits }
 }
 
 impl Engine {
@@ -437,26 +442,8 @@ fn cut_context(asked: u32, trained: u32) -> Option<String> {
     is_cut.then(|| format!("the model was trained with {trained} tokens of context: slots hold {trained}, not {asked}"))
 }
 
-fn kv_type(format: KvFormat) -> KvType {
-    match format {
-        KvFormat::F16 => KvType::F16,
-        KvFormat::Q8_0 => KvType::Q8_0,
-        KvFormat::F32 => KvType::F32,
-    }
-}
-
-fn model_params(config: &EngineConfig, device: &Device) -> ModelParams {
-    ModelParams {
-        device: Some(device.clone()),
-        n_gpu_layers: config.n_gpu_layers,
-        cpu_moe: match (config.cpu_moe, config.n_cpu_moe) {
-            (true, _) => CpuMoe::All,
-            (false, 0) => CpuMoe::None,
-            (false, n) => CpuMoe::First(n),
-        },
-        use_mmap: config.use_mmap,
-        extra_bufts: config.extra_bufts,
-    }
+fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
+    EngineError::Config(format!("cannot read {}: {error}; name a file that can be read", path.display()))
 }
 
 #[cfg(test)]

@@ -79,6 +79,70 @@ impl RecordSummary {
 }
 
 /// One recording. What it tells depends on the model, the settings and the prompts alone where the workers are exact.
+///
+/// ```
+/// use std::sync::atomic::AtomicBool;
+///
+/// use eldr::{
+///     EngineError,
+///     engine::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner},
+///     schedule::{FakeModel, FakeRunner, ModelRunner, RunError},
+///     trace::{RecordSettings, TraceHeader},
+///     types::{MoeShape, Slot, Token},
+/// };
+/// # use eldr::{kv::ChunkCounts, schedule::{DecodeItem, RunnerInfo, SeqState, StepPicks}, types::SamplingParams};
+/// # struct Tapped(FakeModel, FakeRunner);
+/// # impl ModelRunner for Tapped {
+/// #     fn info(&self) -> &RunnerInfo { self.1.info() }
+/// #     fn open(&mut self, slot: Slot, s: &SamplingParams, g: &[Token]) -> Result<(), RunError> { self.1.open(slot, s, g) }
+/// #     fn prefill(
+/// #         &mut self, slot: Slot, tokens: &[Token], pos: u32, last: bool, counts: Option<&mut ChunkCounts>,
+/// #     ) -> Result<Option<Token>, RunError> {
+/// #         self.1.prefill(slot, tokens, pos, last, counts)
+/// #     }
+/// #     fn decode(&mut self, b: &[DecodeItem], n: &mut Vec<Token>, p: &mut StepPicks) -> Result<(), RunError> { self.1.decode(b, n, p) }
+/// #     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> { self.1.export(slot) }
+/// #     fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> { self.1.import(slot, state) }
+/// #     fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> { self.1.relocate(from, to) }
+/// #     fn close(&mut self, slot: Slot) -> Result<(), RunError> { self.1.close(slot) }
+/// # }
+///
+/// // A prefill runner that can tell the picks of every token; here a toy model's.
+/// impl TapRunner for Tapped {
+///     fn prefill_rows(
+///         &mut self,
+///         slot: Slot,
+///         tokens: &[Token],
+///         pos: u32,
+///         last: bool,
+///         sink: &mut dyn FnMut(PromptRows<'_>),
+///     ) -> Result<Option<Token>, RunError> {
+///         let next = self.1.prefill(slot, tokens, pos, last, None)?;
+///         let experts: Vec<u32> = tokens.iter().flat_map(|&token| self.0.picks(token, 0)).collect();
+///         sink(PromptRows { layer: 0, experts: &experts, probabilities: &[], logits: &[] });
+///         Ok(next)
+///     }
+/// }
+///
+/// # fn main() -> Result<(), EngineError> {
+/// let model = FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 };
+/// let runner = || FakeRunner::new(model, 4, 256, Vec::new());
+/// let shape = MoeShape { layers: vec![0, 1], n_layer: 2, n_expert: 8, n_expert_used: 2 };
+/// let header = TraceHeader { shape, fingerprint: "toy".to_owned(), n_block: 32 };
+/// let prefill = Box::new(Tapped(model, runner()));
+/// let recorder = Recorder::new(header, RecordSettings::default(), prefill, Box::new(runner()), 16);
+/// let prompt = RecordPrompt { id: "a".to_owned(), domain: None, tokens: vec![1, 2, 3], max_tokens: 4 };
+/// let mut n_prompt = 0;
+/// recorder.run(&[&prompt], &AtomicBool::new(false), &mut |request, _| {
+///     n_prompt += request.n_prompt;
+///     Ok(())
+/// })?;
+/// assert_eq!(n_prompt, 3);
+/// let whole = RecordSummary { n_prompts: 1, n_before: 0, n_new: 1, n_in_file: 1 };
+/// assert!(whole.is_whole());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Recorder {
     header: TraceHeader,
     settings: RecordSettings,
@@ -304,7 +368,10 @@ impl Run<'_> {
                     return Err(lost(&self.prompts[job.id.0 as usize].id, &error));
                 }
                 WorkerEvent::Lost { error } => return Err(EngineError::Run(error)),
-                WorkerEvent::Token { .. } | WorkerEvent::Prefilled(_) | WorkerEvent::Cache(_) => {}
+                WorkerEvent::Token { .. }
+                | WorkerEvent::Prefilled(_)
+                | WorkerEvent::Cache(_)
+                | WorkerEvent::Left(_) => {}
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,45 +9,76 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     calibrate::Calibration,
-    engine::{EngineError, Times, refit::Refit, stream::RawEvent, timed::SharedTimes},
+    engine::{
+        DiskStats, DiskTier, EngineError, PrefixTiers, Resident, Times,
+        refit::Refit,
+        residents::{Lent, PolicyBuilder},
+        stream::RawEvent,
+        timed::SharedTimes,
+    },
     refit::{FitResult, Reads, RefitStats},
     route::WorkerView,
-    schedule::{CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Priority, Source, WorkerEvent},
-    types::{FinishReason, Request, RequestId, WorkerId},
+    schedule::{
+        CacheStats, Command, DispatchStats, Dispatcher, Handoff, Job, Leftover, Source, SubmitParams, WorkerEvent,
+    },
+    types::{FinishReason, Request, RequestId, Token, WorkerId},
 };
 
 /// What a worker's thread is told.
 pub(super) enum ToWorker {
     Prefill(Job),
     Decode(Handoff),
+    Keep(Leftover),
+    Pin(Arc<[Token]>),
     Cancel(RequestId, FinishReason),
 }
 
 /// What the client side and the workers share: the dispatcher, the streams and the way to each worker.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// Signalled when a request ends and when a deadline may have moved closer.
     changed: Condvar,
     started: Instant,
     pub(super) route_times: SharedTimes,
     pub(super) handoff_times: SharedTimes,
+    pub(super) restore_times: SharedTimes,
+    /// Where prefixes go that had to make room, until the engine stops.
+    tiers: Mutex<Option<PrefixTiers>>,
 }
 
-struct State {
-    dispatcher: Dispatcher,
+pub(super) struct State {
+    pub(super) dispatcher: Dispatcher,
     streams: HashMap<RequestId, async_channel::Sender<RawEvent>>,
+    /// What the decode workers were given and have not ended.
+    pub(super) residents: BTreeMap<RequestId, Resident>,
+    /// Makes policies for requests that ask for another.
+    pub(super) build_policy: PolicyBuilder,
     prefill: Vec<Sender<ToWorker>>,
     decode: Vec<Sender<ToWorker>>,
     commands: Vec<Command>,
     refit: Option<Refit>,
     n_given_back: GivenBack,
     policy_note: Option<String>,
+    /// For prefill workers that come back.
+    pins: Vec<Arc<[Token]>>,
     next_id: u64,
     draining: bool,
     stopped: bool,
 }
 
 /// What the engine is doing.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::engine::{EngineStats, GivenBack, Times};
+///
+/// let EngineStats { workers, lost, route_times, n_given_back, .. } = fake::engine().stats();
+/// assert_eq!((workers.len(), lost), (2, vec![false, false]));
+/// assert_eq!((route_times, n_given_back), (Times::default(), GivenBack::default()), "nothing has happened");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineStats {
     /// Requests accepted and not ended.
@@ -70,6 +101,12 @@ pub struct EngineStats {
     pub route_times: Times,
     /// What each sequence took to get into a decode worker and be verified there.
     pub handoff_times: Times,
+    /// What each stored prefix took to get back into a prefill worker and be verified there.
+    pub restore_times: Times,
+    /// Bytes of stored prefixes in host memory.
+    pub cache_ram_bytes: u64,
+    /// Stored prefixes on a disk; none where there is no folder for them.
+    pub cache_disk: Option<DiskStats>,
     /// Requests that decode workers gave back.
     pub n_given_back: GivenBack,
 }
@@ -90,6 +127,7 @@ impl Shared {
         decode: Vec<Sender<ToWorker>>,
         refit: Option<Refit>,
         route_times: SharedTimes,
+        tiers: Option<PrefixTiers>,
     ) -> Self {
         if refit.is_some() {
             dispatcher.keep_signatures();
@@ -97,12 +135,15 @@ impl Shared {
         let state = State {
             dispatcher,
             streams: HashMap::new(),
+            residents: BTreeMap::new(),
+            build_policy: Lent::load_balancers(decode.len()).builder(),
             prefill,
             decode,
             commands: Vec::new(),
             refit,
             n_given_back: GivenBack::default(),
             policy_note: None,
+            pins: Vec::new(),
             next_id: 0,
             draining: false,
             stopped: false,
@@ -113,13 +154,15 @@ impl Shared {
             started: Instant::now(),
             route_times,
             handoff_times: SharedTimes::default(),
+            restore_times: SharedTimes::default(),
+            tiers: Mutex::new(tiers),
         }
     }
 
     pub(super) fn submit(
         &self,
         request: Request,
-        priority: Priority,
+        params: SubmitParams,
     ) -> Result<(RequestId, async_channel::Receiver<RawEvent>), EngineError> {
         let mut state = self.state.lock();
         if state.draining {
@@ -131,7 +174,7 @@ impl Shared {
         let now = self.started.elapsed();
         let has_deadline = request.deadline.is_some();
         let State { dispatcher, commands, .. } = &mut *state;
-        if let Err(full) = dispatcher.submit_as(priority, id, Arc::new(request), now, commands) {
+        if let Err(full) = dispatcher.submit_with(params, id, Arc::new(request), now, commands) {
             state.streams.remove(&id);
             return Err(full.into());
         }
@@ -173,6 +216,7 @@ impl Shared {
             if let WorkerEvent::Returned { job, error } = &event {
                 log::warn!("request {} is prefilled again: {error}", job.id);
                 state.given_back(source);
+                state.residents.remove(&job.id);
             }
             let State { dispatcher, commands, .. } = &mut *state;
             dispatcher.on_event(source, event, commands);
@@ -190,13 +234,17 @@ impl Shared {
                 match command {
                     Command::Prefill(worker, job) => state.tell(Source::Prefill(worker), ToWorker::Prefill(job)),
                     Command::Decode(worker, handoff, decision) => {
-                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now));
+                        let resident = Resident::new(worker, &handoff);
+                        state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now, resident.counts.clone()));
+                        state.residents.insert(handoff.job.id, resident);
                         state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
                     }
+                    Command::Keep(worker, left) => state.tell(Source::Prefill(worker), ToWorker::Keep(left)),
                     Command::Cancel(source, id, reason) => state.tell(source, ToWorker::Cancel(id, reason)),
                     Command::End(id, outcome) => {
                         state.send(id, RawEvent::End(outcome));
                         state.streams.remove(&id);
+                        state.residents.remove(&id);
                         self.changed.notify_all();
                     }
                 }
@@ -248,6 +296,57 @@ impl Shared {
         let State { dispatcher, commands, .. } = &mut *state;
         dispatcher.resume_decode(worker, commands)?;
         self.carry_out(&mut state);
+        Ok(())
+    }
+
+    /// Whether the engine has stopped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
+
+    /// Takes a worker out, if it is not yet, because its device has failed; whether it has given back all it had.
+    pub(super) fn lose(&self, source: Source, error: &str) -> bool {
+        if !self.state.lock().dispatcher.is_lost(source) {
+            self.deliver(source, None, &mut vec![WorkerEvent::Lost { error: error.to_owned() }]);
+        }
+        self.state.lock().dispatcher.is_empty(source)
+    }
+
+    /// A lost worker is back, at the other end of `inbox`.
+    pub(super) fn revive(&self, source: Source, inbox: Sender<ToWorker>) {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return;
+        }
+        match source {
+            Source::Prefill(worker) => state.prefill[worker.index()] = inbox,
+            Source::Decode(worker) => state.decode[worker.index()] = inbox,
+        }
+        if matches!(source, Source::Prefill(_)) {
+            for tokens in state.pins.clone() {
+                state.tell(source, ToWorker::Pin(tokens));
+            }
+        }
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.revive(source, commands);
+        self.carry_out(&mut state);
+    }
+
+    /// Whether requests wait while no worker is left.
+    pub(super) fn set_patient(&self, patient: bool) {
+        let mut state = self.state.lock();
+        let State { dispatcher, commands, .. } = &mut *state;
+        dispatcher.set_patient(patient, commands);
+        self.carry_out(&mut state);
+    }
+
+    /// Lets every prefill worker keep a prefix for good.
+    pub(super) fn pin(&self, tokens: &Arc<[Token]>) -> Result<(), EngineError> {
+        let mut state = self.running()?;
+        for worker in 0..state.prefill.len() {
+            state.tell(Source::Prefill(WorkerId(worker as u32)), ToWorker::Pin(Arc::clone(tokens)));
+        }
+        state.pins.push(Arc::clone(tokens));
         Ok(())
     }
 
@@ -313,7 +412,14 @@ impl Shared {
         }
     }
 
+    /// Waits until what was stored is on the disk. Once the workers' threads are gone.
+    pub(super) fn close_tiers(&self) {
+        let tiers = self.tiers.lock().take();
+        drop(tiers);
+    }
+
     pub(super) fn stats(&self) -> EngineStats {
+        let tiers = self.tiers.lock();
         let state = self.state.lock();
         EngineStats {
             n_active: state.dispatcher.n_active(),
@@ -326,6 +432,9 @@ impl Shared {
             refit: state.refit.as_ref().map(Refit::stats),
             route_times: *self.route_times.lock(),
             handoff_times: *self.handoff_times.lock(),
+            restore_times: *self.restore_times.lock(),
+            cache_ram_bytes: tiers.as_ref().map_or(0, PrefixTiers::ram_bytes),
+            cache_disk: tiers.as_ref().and_then(PrefixTiers::disk).map(DiskTier::stats),
             n_given_back: state.n_given_back,
         }
     }
@@ -383,7 +492,7 @@ impl State {
         let Err(lost) = inbox.send(message) else { return };
         // The worker's thread is gone, which only happens after it reported itself lost: give the work back for it.
         let job = match lost.into_inner() {
-            ToWorker::Cancel(..) => return,
+            ToWorker::Cancel(..) | ToWorker::Keep(_) | ToWorker::Pin(_) => return,
             ToWorker::Prefill(job) => job,
             ToWorker::Decode(handoff) => handoff.job,
         };

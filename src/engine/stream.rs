@@ -7,10 +7,43 @@ use crate::{
     engine::{Tokenizer, shared::Shared},
     route::Decision,
     schedule::Outcome,
+    signature::ExpertCounts,
     types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
 /// What happens to a request, as its client sees it.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     StreamEvent,
+///     types::{FinishReason, Request, SamplingParams, Usage},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![5, 6], max_tokens: 3, sampling, domain: None, deadline: None };
+/// let mut text = String::new();
+/// for event in engine.submit(request)? {
+///     match event {
+///         StreamEvent::Routed { decision, .. } => assert_eq!(decision.worker.0, 0),
+///         StreamEvent::Token { text: piece, .. } => text.push_str(&piece),
+///         StreamEvent::End { reason, usage, text: rest } => {
+///             text.push_str(&rest);
+///             let Usage { prompt_tokens, completion_tokens, .. } = usage;
+///             assert_eq!((reason, prompt_tokens, completion_tokens), (FinishReason::Length, 2, 3));
+///         }
+///         StreamEvent::Failed(why) => return Err(why.into()),
+///     }
+/// }
+/// assert_eq!(text.len(), 3, "this engine's tokens are letters");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
     /// A token was drawn.
@@ -48,7 +81,7 @@ pub enum StreamEvent {
 #[derive(Debug)]
 pub(super) enum RawEvent {
     Token(Token, Duration, Option<Box<TokenLogprobs>>),
-    Routed(Box<Decision>, Duration),
+    Routed(Box<Decision>, Duration, Option<Arc<ExpertCounts>>),
     End(Outcome),
 }
 
@@ -56,12 +89,41 @@ pub(super) enum RawEvent {
 ///
 /// One client reads it: [`TokenStream::next`] blocks, [`TokenStream::next_async`] waits without a thread, under any
 /// executor.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     EngineError, StreamEvent, TokenStream,
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), EngineError> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![5, 6], max_tokens: 4000, sampling, domain: None, deadline: None };
+/// let mut stream: TokenStream = engine.submit(request)?;
+/// let mut last = None;
+/// while let Some(event) = stream.next_async().await {
+///     if matches!(event, StreamEvent::Token { .. }) {
+///         stream.cancel(); // what was drawn before still comes, and the end
+///     }
+///     last = Some(event);
+/// }
+/// assert!(matches!(last, Some(StreamEvent::End { reason: FinishReason::Cancelled, .. })));
+/// # Ok(())
+/// # }
+/// ```
 pub struct TokenStream {
     id: RequestId,
     events: async_channel::Receiver<RawEvent>,
     tokenizer: Arc<dyn Tokenizer>,
     shared: Weak<Shared>,
     text: Utf8Tail,
+    counts: Option<Arc<ExpertCounts>>,
     ended: bool,
 }
 
@@ -72,12 +134,17 @@ impl TokenStream {
         tokenizer: Arc<dyn Tokenizer>,
         shared: Weak<Shared>,
     ) -> Self {
-        Self { id, events, tokenizer, shared, text: Utf8Tail::default(), ended: false }
+        Self { id, events, tokenizer, shared, text: Utf8Tail::default(), counts: None, ended: false }
     }
 
     /// The request's id.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// The experts that the prompt picked in prefill: known once the request was routed, where prefill workers count.
+    pub fn counts(&self) -> Option<&Arc<ExpertCounts>> {
+        self.counts.as_ref()
     }
 
     /// Waits for the next event; nothing once the request has ended.
@@ -138,7 +205,10 @@ impl TokenStream {
                 let text = self.text.push(&self.tokenizer.piece(token));
                 StreamEvent::Token { token, text, at, logprobs }
             }
-            Some(RawEvent::Routed(decision, at)) => StreamEvent::Routed { decision, at },
+            Some(RawEvent::Routed(decision, at, counts)) => {
+                self.counts = counts;
+                StreamEvent::Routed { decision, at }
+            }
             Some(RawEvent::End(Outcome::Finished(reason, usage))) => {
                 self.ended = true;
                 StreamEvent::End { reason, usage, text: self.text.finish() }
@@ -156,6 +226,30 @@ impl TokenStream {
 }
 
 /// Cancels one request, from any thread.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     engine::{Canceller, Completion},
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![5, 6], max_tokens: 4000, sampling, domain: None, deadline: None };
+/// let stream = engine.submit(request)?;
+/// let canceller: Canceller = stream.canceller();
+/// let other = std::thread::spawn(move || canceller.cancel());
+/// let completion: Completion = stream.collect()?;
+/// assert_eq!(completion.reason, Some(FinishReason::Cancelled));
+/// # other.join().expect("no panic");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Canceller {
     id: RequestId,

@@ -29,6 +29,19 @@ impl ThreadPlan {
         Self::on(n_cores(), n_threads, n_workers)
     }
 
+    /// As [`ThreadPlan::new`], on the cores that `n_pinned` pinned ones leave.
+    #[cfg(feature = "llama")]
+    pub(super) fn beside(n_pinned: u32, n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {
+        let n_cores = n_cores();
+        if n_pinned >= n_cores && n_workers > 0 {
+            return Err(EngineError::Config(format!(
+                "workers are pinned to all {n_cores} cores, and {n_workers} more are to compute on the CPU: pin those too, \
+                 or leave them a core"
+            )));
+        }
+        Self::on(n_cores.saturating_sub(n_pinned).max(1), n_threads, n_workers)
+    }
+
     fn on(n_cores: u32, n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {
         if n_threads > n_cores {
             return Err(EngineError::Config(format!(

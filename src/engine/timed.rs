@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ndarray::Array2;
 use parking_lot::Mutex;
 
 use crate::{
+    engine::RestoreRates,
     kv::ChunkCounts,
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, SeqState, StepPicks},
-    types::{RequestId, SamplingParams, Slot, Token, TokenLogprobs, WorkerId},
+    route::{Decision, PolicyLayer, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    schedule::{ModelRunner, RunError, RunnerLayer, SeqState},
+    types::{Slot, Token},
 };
 
 /// Durations of one kind, counted in buckets.
@@ -50,9 +50,13 @@ pub(super) struct TimedPolicy {
     pub(super) times: SharedTimes,
 }
 
-impl RoutePolicy for TimedPolicy {
-    fn name(&self) -> &'static str {
-        self.policy.name()
+impl PolicyLayer for TimedPolicy {
+    fn inner(&self) -> &dyn RoutePolicy {
+        &*self.policy
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn RoutePolicy {
+        &mut *self.policy
     }
 
     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
@@ -61,45 +65,32 @@ impl RoutePolicy for TimedPolicy {
         self.times.lock().add(began.elapsed());
         Ok(decision)
     }
-
-    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
-        self.policy.set_centroids(centroids)
-    }
-
-    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
-        self.policy.cost(request, workers)
-    }
-
-    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
-        self.policy.placed(request, worker);
-    }
-
-    fn left(&mut self, id: RequestId, worker: WorkerId) {
-        self.policy.left(id, worker);
-    }
-
-    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
-        self.policy.stepped(worker, n_batch, time);
-    }
-
-    fn step_time_error(&self) -> Option<f64> {
-        self.policy.step_time_error()
-    }
 }
 
-/// A decode worker's runner whose imports are timed: the sequences that arrive and are verified.
+/// A runner whose imports are timed: the sequences that arrive and are verified.
 pub(super) struct TimedRunner {
     pub(super) runner: Box<dyn ModelRunner>,
     pub(super) times: SharedTimes,
+    /// Of a prefill worker: what it takes to compute and to restore.
+    pub(super) rates: Option<RestoreRates>,
 }
 
-impl ModelRunner for TimedRunner {
-    fn info(&self) -> &RunnerInfo {
-        self.runner.info()
+impl RunnerLayer for TimedRunner {
+    fn inner(&self) -> &dyn ModelRunner {
+        &*self.runner
     }
 
-    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
-        self.runner.open(slot, sampling, generated)
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut *self.runner
+    }
+
+    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
+        let began = Instant::now();
+        self.runner.import(slot, state)?;
+        let took = began.elapsed();
+        self.times.lock().add(took);
+        self.rates.iter().for_each(|rates| rates.imported(state.bytes.len(), took));
+        Ok(())
     }
 
     fn prefill(
@@ -110,42 +101,10 @@ impl ModelRunner for TimedRunner {
         last: bool,
         counts: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
-        self.runner.prefill(slot, tokens, pos, last, counts)
-    }
-
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
-        self.runner.decode(batch, next, picks)
-    }
-
-    fn take_logprobs(&mut self, slot: Slot) -> Option<Box<TokenLogprobs>> {
-        self.runner.take_logprobs(slot)
-    }
-
-    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
-        self.runner.export(slot)
-    }
-
-    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
         let began = Instant::now();
-        self.runner.import(slot, state)?;
-        self.times.lock().add(began.elapsed());
-        Ok(())
-    }
-
-    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
-        self.runner.relocate(from, to)
-    }
-
-    fn close(&mut self, slot: Slot) -> Result<(), RunError> {
-        self.runner.close(slot)
-    }
-
-    fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
-        self.runner.keep(slot, n_tokens)
-    }
-
-    fn copy_prefix(&mut self, from: Slot, to: Slot, n_tokens: u32) -> Result<(), RunError> {
-        self.runner.copy_prefix(from, to, n_tokens)
+        let next = self.runner.prefill(slot, tokens, pos, last, counts)?;
+        self.rates.iter().for_each(|rates| rates.prefilled(tokens.len(), began.elapsed()));
+        Ok(next)
     }
 }
 

@@ -33,9 +33,16 @@ impl Scheduler {
         match (self, message) {
             (Self::Prefill(worker), ToWorker::Prefill(job)) => worker.admit(job),
             (Self::Decode(worker), ToWorker::Decode(handoff)) => worker.admit(handoff),
+            (Self::Prefill(worker), ToWorker::Keep(left)) => worker.take_in(left),
+            (Self::Prefill(worker), ToWorker::Pin(tokens)) => {
+                if let Err(why) = worker.pin(&tokens) {
+                    log::warn!("a prefix of {} tokens is not pinned: {why}", tokens.len());
+                }
+            }
             (Self::Prefill(worker), ToWorker::Cancel(id, reason)) => worker.cancel(id, reason),
             (Self::Decode(worker), ToWorker::Cancel(id, reason)) => worker.cancel(id, reason),
-            (Self::Prefill(_), ToWorker::Decode(_)) | (Self::Decode(_), ToWorker::Prefill(_)) => {
+            (Self::Prefill(_), ToWorker::Decode(_))
+            | (Self::Decode(_), ToWorker::Prefill(_) | ToWorker::Keep(_) | ToWorker::Pin(_)) => {
                 unreachable!("each kind of worker is sent its own kind of work")
             }
         }
@@ -61,6 +68,13 @@ impl Scheduler {
         let sum: u32 = distinct.iter().sum();
         let reads = Reads { distinct: f64::from(sum) / distinct.len() as f64, batch: step.requests.len() as f64 };
         Told { reads: (!distinct.is_empty()).then_some(reads), n_alone: step.n_decoded_alone() }
+    }
+
+    /// Stores what would be lost with the worker.
+    fn save(&mut self, runner: &mut dyn ModelRunner) {
+        if let Self::Prefill(worker) = self {
+            worker.save(runner);
+        }
     }
 
     fn abandon(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
@@ -118,7 +132,7 @@ pub(super) fn spawn_worker(
     thread(&name, move || run_worker(source, worker, scheduler, &inbox, &shared))
 }
 
-fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+pub(super) fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
     thread.map_err(|error| EngineError::Config(format!("no thread could be started for {name}: {error}")))
 }
@@ -132,6 +146,7 @@ fn run_worker(
     shared: &Shared,
 ) {
     let mut events = Vec::new();
+    worker.runner.enter();
     loop {
         if scheduler.is_idle() {
             match inbox.recv() {
@@ -160,5 +175,8 @@ fn run_worker(
     // Giving a context back is a call to its device too.
     let turns = worker.permits.take();
     let _permit = turns.as_deref().map(Permits::acquire);
+    if catch_unwind(AssertUnwindSafe(|| scheduler.save(worker.runner.as_mut()))).is_err() {
+        log::error!("{} panicked while it stored what it keeps", worker.name);
+    }
     drop(worker);
 }

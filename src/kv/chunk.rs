@@ -56,6 +56,24 @@ impl ChunkCounts {
         self.n_expert
     }
 
+    /// Tokens of a block.
+    pub fn block(&self) -> u32 {
+        self.block
+    }
+
+    /// The same counts of layers `layers` alone; none if one of them was not counted here.
+    pub fn of_layers(&self, layers: &Arc<[u32]>) -> Option<Self> {
+        if *self.layers == **layers {
+            return Some(self.clone());
+        }
+        let from: Vec<usize> =
+            layers.iter().map(|layer| self.layers.binary_search(layer).ok()).collect::<Option<_>>()?;
+        let n_expert = self.n_expert as usize;
+        let blocks = self.rows.chunks_exact(self.layers.len() * n_expert);
+        let rows = blocks.flat_map(|row| from.iter().flat_map(move |at| &row[at * n_expert..][..n_expert])).copied();
+        Some(Self { rows: rows.collect(), layers: Arc::clone(layers), ..self.clone() })
+    }
+
     /// The same tokens, with nothing counted.
     #[must_use]
     pub fn cleared(&self) -> Self {
@@ -77,6 +95,11 @@ impl ChunkCounts {
     /// Nothing is known of these tokens' picks: the tap failed.
     pub fn fail(&mut self) {
         self.failed = true;
+    }
+
+    /// Whether the tap failed.
+    pub fn is_failed(&self) -> bool {
+        self.failed
     }
 
     /// Takes over what `other`, of the same tokens, counted.
@@ -122,6 +145,20 @@ mod tests {
         assert_eq!(rows[2], [3, 0, 3, 1, 1, 1]);
         counts.fail();
         assert_eq!(counts.row(0), None);
+    }
+
+    #[test]
+    fn some_of_the_layers_are_those_layers_rows() {
+        let [all, some, other] = [&[1, 4, 6][..], &[4, 6], &[1, 5]].map(Arc::from);
+        let count = |layers: &Arc<[u32]>| {
+            let mut counts = ChunkCounts::new(layers, 3, 4, 0, 9, 0);
+            for &layer in layers.iter() {
+                (0..9).for_each(|index| counts.add(layer, index, &[(layer + index as u32) % 3]));
+            }
+            counts
+        };
+        assert_eq!(count(&all).of_layers(&some), Some(count(&some)));
+        assert_eq!(count(&all).of_layers(&other), None);
     }
 
     #[test]

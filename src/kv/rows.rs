@@ -7,6 +7,22 @@ use crate::signature::ExpertCounts;
 /// of each counted layer.
 ///
 /// It has no policy of its own: it does what the ledger's events say.
+///
+/// ```
+/// use eldr::kv::{BlockName, ChunkCounts, Ledger, SignatureRows};
+///
+/// let mut ledger = Ledger::new(4, BlockName::root(["model"]), 1);
+/// let mut rows = SignatureRows::new(&[0], 8);
+/// // A chunk of two tokens runs, and the tap tells their picks in MoE layer 0.
+/// let mut counts = ChunkCounts::new(rows.layers(), rows.n_expert(), 4, 0, 2, 0);
+/// counts.add(0, 0, &[3, 5]);
+/// counts.add(0, 1, &[3, 6]);
+/// ledger.append(0, &[11, 12]);
+/// let mut events = Vec::new();
+/// ledger.take_events(&mut events);
+/// rows.follow(&events, Some(&counts));
+/// assert_eq!(rows.sum(&ledger, 0).expect("all picks are known").row(0), Some(&[0, 0, 0, 2, 0, 1, 1, 0][..]));
+/// ```
 #[derive(Debug)]
 pub struct SignatureRows {
     layers: Arc<[u32]>,
@@ -88,10 +104,29 @@ impl SignatureRows {
         Some(blocks.iter().flat_map(|&block| self.row(block)).copied().collect())
     }
 
+    /// Forgets every row, and counts other layers from now on: those of the same `n_expert` experts. A block's picks are
+    /// known again once it is computed again.
+    pub fn recount(&mut self, layers: &[u32], n_expert: u32) {
+        let n_blocks = self.n_counted.len();
+        *self = Self::new(layers, n_expert);
+        self.n_counted.resize(n_blocks, 0);
+        self.rows.resize(n_blocks * self.width, 0);
+    }
+
+    /// Whether the picks of all tokens of a block are known.
+    pub fn knows(&self, ledger: &Ledger, block: u32) -> bool {
+        let n_counted = self.n_counted.get(block as usize).copied().unwrap_or(0);
+        self.width > 0 && u32::from(n_counted) == ledger.block_len(block)
+    }
+
+    /// Bytes of all rows.
+    pub fn n_bytes(&self) -> u64 {
+        (self.rows.len() + self.n_counted.len()) as u64
+    }
+
     fn known<'a>(&self, ledger: &'a Ledger, sequence: usize) -> Option<&'a [u32]> {
         let blocks = ledger.chain(sequence);
-        let known = |&block: &u32| u32::from(self.n_counted[block as usize]) == ledger.block_len(block);
-        (self.width > 0 && blocks.iter().all(known)).then_some(blocks)
+        (self.width > 0 && blocks.iter().all(|&block| self.knows(ledger, block))).then_some(blocks)
     }
 
     fn row(&self, block: u32) -> &[u8] {
@@ -343,6 +378,32 @@ mod tests {
         both.append(1, &[1, 0, 1, 1], true);
         assert_eq!(both.rows.sum(&both.ledger, 0), Some(cold(&[1, 0, 1, 1, 0, 0])), "the merged block has counts now");
         assert_eq!(both.ledger.chain(0)[0], both.ledger.chain(1)[0]);
+    }
+
+    // Symptom: after the mask had changed, rows of the old layers would have been added to those of the new ones.
+    #[test]
+    fn other_layers_start_from_nothing_and_become_known_block_by_block() {
+        let mut both = Both::new();
+        let (first, second) = ([1, 0, 1, 1], [0, 0, 1, 0]);
+        both.append(0, &[&first[..], &second].concat(), true);
+        both.rows.recount(&[2], N_EXPERT);
+        assert_eq!(both.rows.sum(&both.ledger, 0), None);
+        let run_again = |both: &mut Both, sequence, pos: usize, tokens: &[Token], before: &[Token]| {
+            let all = [before, tokens].concat();
+            let layers = Arc::clone(both.rows.layers());
+            let mut counts = ChunkCounts::new(&layers, N_EXPERT, BLOCK, pos as u32, all.len() as u32, 0);
+            (0..tokens.len()).for_each(|index| counts.add(2, index, &[pick(&all[..=pos + index], 2)]));
+            both.ledger.append(sequence, tokens);
+            both.follow(Some(&counts));
+        };
+        run_again(&mut both, 1, 0, &first, &[]);
+        assert_eq!(both.rows.sum(&both.ledger, 0), None, "its second block is not known");
+        run_again(&mut both, 1, 4, &second, &first);
+        let mut want = ExpertCounts::new(&[2], N_EXPERT);
+        want.add_tokens(8);
+        let all = [&first[..], &second].concat();
+        (1..=8).for_each(|n| want.add(2, &[pick(&all[..n], 2)]));
+        assert_eq!(both.rows.sum(&both.ledger, 0), Some(want));
     }
 
     // 48 layers of 128 experts; 4 heads of 128 keys and 128 values, 16 bits each, in every layer.

@@ -4,8 +4,8 @@
 
 use std::{
     ffi::CString,
-    net::{TcpStream, ToSocketAddrs},
-    sync::{Mutex, Once},
+    ptr,
+    sync::{Arc, Mutex, Once},
     time::Duration,
 };
 
@@ -15,13 +15,29 @@ use super::{
     device::{self, Device, DeviceInfo, DeviceKind},
     error::LlamaError,
     guard, logging,
+    rpc::Session,
 };
 
 // llama.cpp itself is one per process: its logger, its device registry and its CPU tables are C globals.
 static START: Once = Once::new();
-static REGISTRY: Mutex<()> = Mutex::new(());
+static REGISTRY: Mutex<Vec<Remote>> = Mutex::new(Vec::new());
 
-const RPC_CONNECT: Duration = Duration::from_secs(5);
+/// The longest an RPC server may keep a byte waiting, unless said otherwise.
+pub const RPC_DEADLINE: Duration = Duration::from_secs(30);
+/// Most devices of one server that are used.
+const MAX_REMOTE: usize = 64;
+
+/// A server's devices, and the relay in front of it.
+struct Remote {
+    session: Arc<Session>,
+    devices: Vec<RawDevice>,
+}
+
+#[derive(Clone, Copy)]
+struct RawDevice(sys::ggml_backend_dev_t);
+
+// SAFETY: ggml keeps a device of an RPC server, unchanged, for as long as the process lives.
+unsafe impl Send for RawDevice {}
 
 /// A token that llama.cpp is running in this process.
 #[derive(Debug, Clone)]
@@ -50,8 +66,11 @@ impl Backend {
     }
 
     /// The device with this ggml name, in any case and with or without a colon (`cpu`, `CUDA0`, `cuda:0`, `rpc1`), or
-    /// with this index in [`Backend::devices`].
+    /// with this index in [`Backend::devices`]; `rpc:HOST:PORT` is the first device of that RPC server.
     pub fn device(&self, spec: &str) -> Result<Device, LlamaError> {
+        if let Some(endpoint) = rpc_endpoint(spec) {
+            return Ok(self.add_rpc(endpoint, RPC_DEADLINE)?.remove(0));
+        }
         let all = self.all();
         device::find(&all, spec).cloned().ok_or_else(|| LlamaError::UnknownDevice {
             spec: spec.to_owned(),
@@ -72,28 +91,45 @@ impl Backend {
         all.iter().min_by_key(|&d| rank(d)).cloned().expect("every build of ggml has a CPU device")
     }
 
-    /// Registers the devices of the RPC server at `host:port`, once, and gives them.
+    /// The devices of the RPC server at `host:port`, at least one. A server that has failed since is asked anew, and its
+    /// devices are others then; those that failed stay so.
     ///
-    /// Errors: the build has no RPC backend, or nothing answers there. ggml has no error path for a server that is
-    /// lost later: the process ends with its message in the log.
-    pub fn add_rpc(&self, endpoint: &str) -> Result<Vec<Device>, LlamaError> {
+    /// `deadline` is the longest the server may keep a byte waiting before it has failed ([`Device::failure`]); the
+    /// process and its other devices go on then. Errors: the build has no RPC backend, or no RPC server answers there.
+    pub fn add_rpc(&self, endpoint: &str, deadline: Duration) -> Result<Vec<Device>, LlamaError> {
         let rpc = |reason: String| LlamaError::Rpc { endpoint: endpoint.to_owned(), reason };
-        check_endpoint(endpoint).map_err(&rpc)?;
-        let text = CString::new(endpoint).map_err(|_| LlamaError::Nul { what: "the RPC endpoint" })?;
-        let mut n_devices = 0;
+        parse_endpoint(endpoint).map_err(&rpc)?;
+        let known = self.remote_devices(endpoint);
+        if !known.is_empty() {
+            return Ok(known);
+        }
+        if !has_rpc() {
+            return Err(LlamaError::NoRpc);
+        }
+        // Not under the lock: a server may take its time.
+        let session = Arc::new(Session::open(endpoint, deadline).map_err(&rpc)?);
         {
-            let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            logging::clear_errors();
-            // SAFETY: the endpoint is a C string, the count outlives the call, and REGISTRY keeps other threads out.
-            guard::call(|message, size| unsafe {
-                guard::eldr_guard_rpc_add(text.as_ptr(), &raw mut n_devices, message, size)
-            })
-            .map_err(|e| if e.is_no_backend() { LlamaError::NoRpc } else { rpc(e.to_string()) })?;
+            let mut registry = lock();
+            if !registry.iter().any(|remote| is_well(remote, endpoint)) {
+                let devices = register(&session).map_err(&rpc)?;
+                registry.retain(|remote| remote.session.endpoint() != endpoint);
+                registry.push(Remote { session, devices });
+            }
         }
-        if n_devices == 0 {
-            return Err(rpc(format!("the server offers no device: {}", logging::take_reason())));
-        }
-        Ok(self.all().into_iter().filter(|d| d.kind() == DeviceKind::Rpc && d.description() == endpoint).collect())
+        let devices = self.remote_devices(endpoint);
+        if devices.is_empty() { Err(rpc("the server failed at once".to_owned())) } else { Ok(devices) }
+    }
+
+    /// The device in the place of a remote one that failed, if its server is back.
+    pub fn renewed(&self, device: &Device, deadline: Duration) -> Result<Device, LlamaError> {
+        let Some(endpoint) = device.endpoint() else { return Ok(device.clone()) };
+        let reason = || "the server is back with fewer devices".to_owned();
+        let found = self.add_rpc(endpoint, deadline)?.into_iter().nth(device.ordinal());
+        found.ok_or_else(|| LlamaError::Rpc { endpoint: endpoint.to_owned(), reason: reason() })
+    }
+
+    fn remote_devices(&self, endpoint: &str) -> Vec<Device> {
+        self.all().into_iter().filter(|d| d.endpoint() == Some(endpoint)).collect()
     }
 
     /// Serves `device` to other processes over RPC with `n_threads` CPU threads, until the process ends.
@@ -126,7 +162,7 @@ impl Backend {
 
     /// The instruction sets and features each backend was built with, as llama.cpp prints them.
     pub fn system_info(&self) -> String {
-        let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _lock = lock();
         // SAFETY: writes a static buffer, and REGISTRY keeps other threads of ours out.
         let text = unsafe { sys::llama_print_system_info() };
         // SAFETY: a C string in that buffer, copied under the same lock.
@@ -142,8 +178,45 @@ impl Backend {
     }
 
     fn all(&self) -> Vec<Device> {
-        let _lock = REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        device::all(self)
+        let registry = lock();
+        let mut all = device::all(self);
+        for Remote { session, devices } in registry.iter().filter(|remote| remote.session.failure().is_none()) {
+            for (ordinal, device) in devices.iter().enumerate() {
+                all.push(device::open(self, device.0, all.len(), Some((Arc::clone(session), ordinal))));
+            }
+        }
+        all
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Vec<Remote>> {
+    REGISTRY.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn is_well(remote: &Remote, endpoint: &str) -> bool {
+    remote.session.endpoint() == endpoint && remote.session.failure().is_none()
+}
+
+fn has_rpc() -> bool {
+    // SAFETY: the name is a C string; looks into the registry.
+    !unsafe { sys::ggml_backend_reg_by_name(c"RPC".as_ptr()) }.is_null()
+}
+
+/// Lets ggml's client connect to a relay. The caller holds the registry's lock.
+fn register(session: &Session) -> Result<Vec<RawDevice>, String> {
+    let text = CString::new(session.relay()).expect("an address");
+    let mut raw = [ptr::null_mut(); MAX_REMOTE];
+    let mut n_devices = 0;
+    logging::clear_errors();
+    // SAFETY: the endpoint is a C string, the places outlive the call, and the registry's lock is held.
+    guard::call(|message, size| unsafe {
+        guard::eldr_guard_rpc_add(text.as_ptr(), raw.as_mut_ptr(), raw.len(), &raw mut n_devices, message, size)
+    })
+    .map_err(|e| e.to_string())?;
+    match session.failure() {
+        Some(reason) => Err(reason.to_owned()),
+        None if n_devices == 0 => Err(format!("the server offers no device: {}", logging::take_reason())),
+        None => Ok(raw.iter().take(n_devices).map(|&device| RawDevice(device)).collect()),
     }
 }
 
@@ -167,18 +240,10 @@ fn parse_endpoint(endpoint: &str) -> Result<(), String> {
     }
 }
 
-// ggml aborts the process when it cannot connect, so the first connection is ours.
-fn check_endpoint(endpoint: &str) -> Result<(), String> {
-    parse_endpoint(endpoint)?;
-    let addresses = endpoint.to_socket_addrs().map_err(|e| format!("cannot resolve the host: {e}"))?;
-    let mut last = "the host has no address".to_owned();
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, RPC_CONNECT) {
-            Ok(_) => return Ok(()),
-            Err(e) => last = format!("no server answers: {e}"),
-        }
-    }
-    Err(last)
+/// The `HOST:PORT` of `rpc:HOST:PORT`; none for `rpc:1`, which is a device's name.
+pub fn rpc_endpoint(spec: &str) -> Option<&str> {
+    let (kind, rest) = spec.trim().split_once(':')?;
+    (kind.eq_ignore_ascii_case("rpc") && rest.contains(':')).then_some(rest)
 }
 
 #[cfg(test)]
@@ -205,12 +270,12 @@ mod tests {
     fn a_malformed_or_silent_endpoint_is_an_error_and_not_an_abort() {
         let backend = Backend::init();
         for endpoint in ["localhost", ":1", "127.0.0.1:0", "127.0.0.1:port"] {
-            assert!(matches!(backend.add_rpc(endpoint), Err(LlamaError::Rpc { .. })), "{endpoint}");
+            assert!(matches!(backend.add_rpc(endpoint, RPC_DEADLINE), Err(LlamaError::Rpc { .. })), "{endpoint}");
         }
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let free = listener.local_addr().expect("its address");
         drop(listener);
-        assert!(matches!(backend.add_rpc(&free.to_string()), Err(LlamaError::Rpc { .. })));
+        assert!(matches!(backend.add_rpc(&free.to_string(), RPC_DEADLINE), Err(LlamaError::Rpc { .. })));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::{
     guard, logging,
     model::Model,
     params::{self, ContextParams, setting},
+    pool::Pool,
     tap::{Tap, TapRows},
 };
 
@@ -40,6 +41,7 @@ pub struct Context {
     // Dropped in this order, after `drop` has freed `raw`: what llama.cpp points to, then the model.
     raw: NonNull<sys::llama_context>,
     tap: Option<Tap>,
+    pool: Option<Pool>,
     abort: Option<Arc<AtomicBool>>,
     model: Model,
     params: ContextParams,
@@ -86,8 +88,17 @@ impl Context {
             Ok(None) => return Err(LlamaError::Context { name: params.name, reason }),
             Err(caught) => return Err(LlamaError::Context { name: params.name, reason: caught.to_string() }),
         };
-        let mut context = Self { raw, tap, abort: None, model: model.clone(), params, outputs: Vec::new() };
+        let mut context = Self { raw, tap, pool: None, abort: None, model: model.clone(), params, outputs: Vec::new() };
         context.read_back()?;
+        if let Some(reason) = model.device().failure() {
+            return Err(LlamaError::Context { name: context.params.name.clone(), reason: reason.to_owned() });
+        }
+        if !context.params.cpus.is_empty() && !model.is_foreseen() {
+            let Self { params, raw, .. } = &context;
+            // SAFETY: the context is open, and `pool` is dropped after `drop` has freed it.
+            let pool = unsafe { Pool::attach(raw.as_ptr(), &params.cpus, params.n_threads) };
+            context.pool = Some(pool.map_err(|reason| setting(&context.params, &reason))?);
+        }
         Ok(context)
     }
 

@@ -2,11 +2,11 @@
 //!
 //! Never chooses one; [`Backend`] and its callers do.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use llama_cpp_sys_2 as sys;
 
-use super::{backend::Backend, guard};
+use super::{backend::Backend, guard, rpc::Session};
 
 /// What a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +49,9 @@ pub struct Device {
     kind: DeviceKind,
     name: Arc<str>,
     description: Arc<str>,
+    session: Option<Arc<Session>>,
+    /// Which of its server's devices.
+    ordinal: usize,
     _backend: Backend,
 }
 
@@ -93,6 +96,27 @@ impl Device {
         }
     }
 
+    /// The RPC server's `host:port`; none for a device of this machine.
+    pub fn endpoint(&self) -> Option<&str> {
+        self.session.as_deref().map(Session::endpoint)
+    }
+
+    /// Why nothing computed on a remote device since can be used, and nothing will be; none while all is well. Another
+    /// [`Backend::add_rpc`] makes a new device of a server that is back.
+    pub fn failure(&self) -> Option<&str> {
+        self.session.as_deref().and_then(Session::failure)
+    }
+
+    /// The longest a remote device may keep a byte waiting before it has failed.
+    pub fn set_deadline(&self, deadline: Duration) {
+        self.session.iter().for_each(|session| session.set_deadline(deadline));
+    }
+
+    /// Which of its server's devices it is.
+    pub(super) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
     pub(super) fn raw(&self) -> sys::ggml_backend_dev_t {
         self.raw
     }
@@ -116,28 +140,47 @@ impl fmt::Debug for Device {
 pub(super) fn all(backend: &Backend) -> Vec<Device> {
     // SAFETY: reads the registry.
     let n = unsafe { sys::ggml_backend_dev_count() };
-    (0..n).map(|index| open(backend, index)).collect()
+    let registered = (0..n).map(|index| {
+        // SAFETY: the index is below the device count.
+        let raw = unsafe { sys::ggml_backend_dev_get(index) };
+        open(backend, raw, index, None)
+    });
+    registered.collect()
 }
 
-fn open(backend: &Backend, index: usize) -> Device {
-    // SAFETY: the index is below the device count.
-    let raw = unsafe { sys::ggml_backend_dev_get(index) };
-    // SAFETY: the device is registered.
-    let name = unsafe { sys::ggml_backend_dev_name(raw) };
-    // SAFETY: a C string the device owns.
-    let name = unsafe { guard::text(name) };
+/// A device of the registry, or one of a remote server.
+pub(super) fn open(
+    backend: &Backend,
+    raw: sys::ggml_backend_dev_t,
+    index: usize,
+    session: Option<(Arc<Session>, usize)>,
+) -> Device {
+    let name = name(raw);
     // SAFETY: the device is registered.
     let description = unsafe { sys::ggml_backend_dev_description(raw) };
     // SAFETY: a C string the device owns.
-    let description = unsafe { guard::text(description) };
+    let mut description = unsafe { guard::text(description) };
+    if let Some((session, _)) = &session {
+        session.endpoint().clone_into(&mut description);
+    }
     Device {
         raw,
         index,
         kind: kind(raw),
         name: name.into(),
         description: description.into(),
+        ordinal: session.as_ref().map_or(0, |(_, ordinal)| *ordinal),
+        session: session.map(|(session, _)| session),
         _backend: backend.clone(),
     }
+}
+
+/// The name of a device that ggml handed out, which lives as long as the process.
+pub(super) fn name(raw: sys::ggml_backend_dev_t) -> String {
+    // SAFETY: the device lives.
+    let name = unsafe { sys::ggml_backend_dev_name(raw) };
+    // SAFETY: a C string the device owns.
+    unsafe { guard::text(name) }
 }
 
 fn kind(raw: sys::ggml_backend_dev_t) -> DeviceKind {
@@ -159,6 +202,11 @@ fn is_rpc(raw: sys::ggml_backend_dev_t) -> bool {
     let name = unsafe { sys::ggml_backend_reg_name(reg) };
     // SAFETY: a C string the registry owns.
     unsafe { guard::text(name) }.starts_with("RPC")
+}
+
+/// Whether `spec` is this device's name (any case, colon or not) or index.
+pub fn is_named(device: &DeviceInfo, spec: &str) -> bool {
+    normal(&device.name) == normal(spec) || spec.trim().parse() == Ok(device.index)
 }
 
 /// The device with this name (any case, colon or not) or index.

@@ -49,11 +49,21 @@ pub struct ModelParams {
     pub use_mmap: bool,
     /// Let ggml repack weights or use AMX. Off, because some virtual machines report AMX and fault on it.
     pub extra_bufts: bool,
+    /// Read only the header, and foresee what model and contexts take
+    /// ([`Context::footprint`](super::Context::footprint)). Nothing can be computed with it.
+    pub no_alloc: bool,
 }
 
 impl Default for ModelParams {
     fn default() -> Self {
-        Self { device: None, n_gpu_layers: None, cpu_moe: CpuMoe::None, use_mmap: true, extra_bufts: false }
+        Self {
+            device: None,
+            n_gpu_layers: None,
+            cpu_moe: CpuMoe::None,
+            use_mmap: true,
+            extra_bufts: false,
+            no_alloc: false,
+        }
     }
 }
 
@@ -73,6 +83,7 @@ struct Inner {
     header: Header,
     facts: ModelFacts,
     kv_width: KvWidth,
+    no_alloc: bool,
     /// llama.cpp keeps pointers into it.
     _overrides: Overrides,
 }
@@ -102,6 +113,11 @@ impl Model {
         let n_layer = header.number(&format!("{}.block_count", header.text("general.architecture"))).unwrap_or(0);
         let overrides = Overrides::new(params.cpu_moe, u32::try_from(n_layer).unwrap_or(u32::MAX));
         let raw = load(path, params, &device, &overrides)?;
+        if let Some(reason) = device.failure() {
+            // SAFETY: loaded just now, and used by nobody.
+            unsafe { sys::llama_model_free(raw.as_ptr()) };
+            return Err(LlamaError::Load { path: path.to_owned(), reason: reason.to_owned() });
+        }
         // SAFETY: the model is loaded.
         let vocab = unsafe { sys::llama_model_get_vocab(raw.as_ptr()) };
         let vocab = NonNull::new(vocab.cast_mut()).expect("a loaded model has a vocabulary");
@@ -116,6 +132,7 @@ impl Model {
             header,
             facts,
             kv_width,
+            no_alloc: params.no_alloc,
             _overrides: overrides,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -160,6 +177,11 @@ impl Model {
     pub fn kv_bytes_per_token(&self, type_k: KvType, type_v: KvType) -> u64 {
         let width = self.inner.kv_width;
         type_k.bytes(width.keys) + type_v.bytes(width.values)
+    }
+
+    /// Whether it takes no memory, and computes nothing.
+    pub(super) fn is_foreseen(&self) -> bool {
+        self.inner.no_alloc
     }
 
     pub(super) fn header(&self) -> &Header {
@@ -210,7 +232,7 @@ impl Overrides {
         let patterns: Vec<CString> =
             patterns.into_iter().map(|p| CString::new(p).expect("a pattern without NUL")).collect();
         // SAFETY: no precondition; a static of ggml.
-        let cpu = unsafe { sys::ggml_backend_cpu_buffer_type() };
+        let cpu = unsafe { guard::eldr_guard_host_buffers() };
         let mut entries: Vec<_> = patterns
             .iter()
             .map(|pattern| sys::llama_model_tensor_buft_override { pattern: pattern.as_ptr(), buft: cpu })
@@ -244,7 +266,9 @@ fn load(
         None => -1,
         Some(n) => i32::try_from(n).unwrap_or(i32::MAX),
     };
-    raw_params.load_mode = if params.use_mmap { sys::LLAMA_LOAD_MODE_MMAP } else { sys::LLAMA_LOAD_MODE_NONE };
+    raw_params.no_alloc = params.no_alloc;
+    raw_params.load_mode =
+        if params.use_mmap && !params.no_alloc { sys::LLAMA_LOAD_MODE_MMAP } else { sys::LLAMA_LOAD_MODE_NONE };
     raw_params.use_extra_bufts = params.extra_bufts;
     raw_params.tensor_buft_overrides = overrides.as_ptr();
     let failed = |reason: String| LlamaError::Load { path: path.to_owned(), reason };

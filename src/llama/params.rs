@@ -7,6 +7,7 @@ use std::fmt;
 use llama_cpp_sys_2 as sys;
 
 use super::{error::LlamaError, model::Model, tap::Tap};
+use crate::types::CpuSet;
 
 /// The type keys or values are kept in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -79,6 +80,9 @@ pub struct ContextParams {
     pub n_outputs: u32,
     /// CPU threads.
     pub n_threads: u32,
+    /// Processors those threads are pinned to, as a pool of the context's own; if empty, ggml starts threads as it needs
+    /// them, anywhere.
+    pub cpus: CpuSet,
     /// One KV stream for all sequences instead of one each.
     pub kv_unified: bool,
     /// Flash attention.
@@ -105,6 +109,7 @@ impl Default for ContextParams {
             n_ubatch: 512,
             n_outputs: 0,
             n_threads: 1,
+            cpus: CpuSet::default(),
             kv_unified: false,
             flash_attn: false,
             type_k: KvType::F16,
@@ -161,7 +166,7 @@ pub(super) fn out_of_memory(model: &Model, params: &ContextParams) -> LlamaError
 pub(super) fn check_memory(model: &Model, params: &ContextParams) -> Result<(), LlamaError> {
     let facts = model.facts();
     let is_bound = facts.n_swa > 0 || facts.recurrent || facts.hybrid;
-    if !is_bound && kv_bytes(model, params) > model.device().info().free_bytes {
+    if !is_bound && !model.is_foreseen() && kv_bytes(model, params) > model.device().info().free_bytes {
         return Err(out_of_memory(model, params));
     }
     Ok(())

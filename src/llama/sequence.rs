@@ -127,6 +127,19 @@ impl Context {
         self.cuts_sequences() && (self.model().facts().n_swa == 0 || self.params().swa_full)
     }
 
+    /// Whether a sequence can be cut to its first `n_tokens` tokens, with everything the next one looks at still there.
+    pub fn reaches(&self, seq: u32, n_tokens: u32) -> bool {
+        let n_swa = self.model().facts().n_swa;
+        if self.cuts_sequences() && n_swa == 0 {
+            return true;
+        }
+        match (self.seq_pos_min(seq), self.seq_pos_max(seq)) {
+            (Ok(Some(first)), Ok(Some(_))) if self.cuts_sequences() => first <= (n_tokens + 1).saturating_sub(n_swa),
+            (_, Ok(Some(last))) => last + 1 == n_tokens,
+            _ => false,
+        }
+    }
+
     /// Checks that a sequence ends with token `n_tokens - 1` and that everything the next one looks at is there.
     pub fn verify(&self, seq: u32, n_tokens: u32) -> Result<(), LlamaError> {
         match self.missing(seq, n_tokens)? {
@@ -135,15 +148,44 @@ impl Context {
         }
     }
 
+    /// Checks, beyond [`Context::verify`], that the cells of a sequence's exported state are positions `0..n_tokens`, each
+    /// once, or that an empty one has none. Slow: it exports the sequence. Recurrent layers have no cells to look at.
+    pub fn check_seq_cells(&self, seq: u32, n_tokens: u32) -> Result<(), LlamaError> {
+        let wrong = |reason: String| Err(LlamaError::Sequence { seq, reason });
+        if n_tokens == 0 {
+            return match self.seq_pos_max(seq)? {
+                None => Ok(()),
+                Some(last) => wrong(format!("positions to {last} are there, not 0 tokens")),
+            };
+        }
+        self.verify(seq, n_tokens)?;
+        let facts = self.model().facts();
+        if facts.recurrent || facts.hybrid {
+            return Ok(());
+        }
+        match first_cells(&self.state_get(seq)?, seq) {
+            Some(mut cells) => {
+                cells.sort_unstable();
+                if cells.iter().copied().eq(0..n_tokens) {
+                    return Ok(());
+                }
+                wrong(format!("the exported cells are not positions 0 to {} but {cells:?}", n_tokens - 1))
+            }
+            // Cells with more than one position each, say: the positions' ends have been looked at.
+            None => Ok(()),
+        }
+    }
+
     /// What is wrong with the positions of a sequence that should hold `n_tokens` tokens.
     fn missing(&self, seq: u32, n_tokens: u32) -> Result<Option<String>, LlamaError> {
         let facts = self.model().facts();
         let (first, last) = (self.seq_pos_min(seq)?, self.seq_pos_max(seq)?);
-        // A sliding window keeps at least its own width; a recurrent state keeps the last position only.
+        // The next token, at position n_tokens, looks at as many positions as the window is wide, itself among them; a
+        // recurrent state keeps the last position only.
         let latest_first = match facts.n_swa {
             _ if facts.recurrent || facts.hybrid => n_tokens.saturating_sub(1),
             0 => 0,
-            window => n_tokens.saturating_sub(window),
+            window => (n_tokens + 1).saturating_sub(window),
         };
         let whole = last.map(|p| p + 1) == Some(n_tokens) && first.is_some_and(|p| p <= latest_first);
         Ok((!whole).then(|| match (first, last) {
@@ -186,6 +228,25 @@ impl Context {
         // SAFETY: the context is open, and it was checked to have a memory when it was made.
         unsafe { sys::llama_get_memory(self.raw()) }
     }
+}
+
+/// The positions of the first cells in the state of sequence `seq` (`llama_context::state_seq_get_data` and
+/// `llama_kv_cache::state_write` of the pinned revision: a magic number, the sequence, the number of streams, and for each
+/// its cells; a cell is its position, the number of its sequences, and these). With a sliding window, the first ones are
+/// those of the layers without it. None if the cells are of another kind.
+fn first_cells(state: &[u8], seq: u32) -> Option<Vec<u32>> {
+    let (words, _) = state.as_chunks::<4>();
+    let mut words = words.iter().map(|&word| u32::from_le_bytes(word));
+    let n_streams = words.nth(2)?;
+    let n_cells = (0..n_streams).find_map(|_| words.next().filter(|&n| n > 0))?;
+    let mut cells = Vec::new();
+    for _ in 0..n_cells {
+        cells.push(words.next()?);
+        if (words.next()?, words.next()?) != (1, seq) {
+            return None;
+        }
+    }
+    Some(cells)
 }
 
 #[cfg(test)]
@@ -262,6 +323,26 @@ mod tests {
         assert!(error.to_string().contains("positions 0 to 29 are there"), "{error}");
         assert_eq!(context.seq_pos_max(1), Ok(None));
         context.state_set(1, &state, 30).expect("the whole state still fits");
+    }
+
+    #[test]
+    fn the_cells_of_a_sequence_are_its_positions() {
+        let unified = ContextParams { kv_unified: true, ..ContextParams::default() };
+        for params in [ContextParams::default(), unified] {
+            let mut context = context(&ContextParams { n_slots: 3, ..params });
+            prefill(&mut context, &prompt(20), 0);
+            prefill(&mut context, &prompt(9), 2);
+            context.check_seq_cells(0, 20).expect("20 tokens");
+            context.check_seq_cells(1, 0).expect("nothing");
+            context.check_seq_cells(2, 9).expect("9 tokens");
+            assert_eq!(first_cells(&context.state_get(2).expect("a state"), 2), Some((0..9).collect()));
+            for (seq, n_tokens) in [(0, 19), (0, 21), (0, 0), (1, 1)] {
+                context.check_seq_cells(seq, n_tokens).expect_err("something else");
+            }
+            context.seq_truncate(0, 7).expect("cut");
+            context.check_seq_cells(0, 7).expect("7 tokens");
+        }
+        assert_eq!(first_cells(&[0; 16], 0), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
+    kv::ChunkCounts,
     schedule::{
-        DecodeItem, Handoff, Job, ModelRunner, RunError, RunnerInfo, StepPicks, WorkerEvent, compact,
+        DecodeItem, Handoff, Job, Leftover, ModelRunner, RunError, RunnerInfo, StepPicks, WorkerEvent, compact,
         prefill::{LOST, draw, logprobs},
     },
     types::{FinishReason, RequestId, Slot, Token},
@@ -25,6 +26,18 @@ pub struct DecodeWorker {
     next: Vec<Token>,
     batch: Vec<DecodeItem>,
     step: DecodeStep,
+    answers: Option<Answers>,
+}
+
+/// What decode workers tell of answers that go back to the prefix cache.
+#[derive(Debug, Clone)]
+pub struct Answers {
+    /// MoE layers whose picks the prefill workers count; none if they count nothing.
+    pub layers: Arc<[u32]>,
+    /// Experts a layer.
+    pub n_expert: u32,
+    /// Tokens of a block.
+    pub block: u32,
 }
 
 /// What one step did.
@@ -56,12 +69,40 @@ struct Resident {
     job: Job,
     /// Tokens in the slot. A sequence whose hand-off failed is filled up chunk by chunk before it decodes.
     n_filled: u32,
+    /// Tokens that were prefilled.
+    n_base: u32,
+    /// The experts that the tokens after those picked, by token, layer and pick.
+    picked: Vec<u32>,
 }
 
 impl Resident {
     /// All but the last drawn token must be in the slot before that one can run.
     fn is_ready(&self) -> bool {
         self.n_filled + 1 == self.job.n_tokens()
+    }
+}
+
+impl Answers {
+    /// What a finished request leaves, if it has a block more than its prompt; a sequence that can not be copied out is
+    /// simply gone.
+    fn take(&self, resident: &Resident, slot: Slot, runner: &mut dyn ModelRunner) -> Option<WorkerEvent> {
+        let Resident { job, n_filled, n_base, picked } = resident;
+        let (n_filled, n_base) = (*n_filled, *n_base);
+        let n_picks = self.layers.len() * (n_filled - n_base) as usize;
+        if n_filled < n_base + self.block
+            || (n_picks > 0 && (picked.is_empty() || !picked.len().is_multiple_of(n_picks)))
+        {
+            return None;
+        }
+        let state = runner.export(slot).ok()?;
+        let counts = (n_picks > 0).then(|| {
+            let mut counts = ChunkCounts::new(&self.layers, self.n_expert, self.block, n_base, n_filled, n_base);
+            for (at, experts) in picked.chunks_exact(picked.len() / n_picks).enumerate() {
+                counts.add(self.layers[at % self.layers.len()], at / self.layers.len(), experts);
+            }
+            counts
+        });
+        Some(WorkerEvent::Left(Leftover { tokens: job.tokens(0, n_filled), state, n_base, counts }))
     }
 }
 
@@ -82,7 +123,17 @@ impl DecodeWorker {
             next: Vec::new(),
             batch: Vec::new(),
             step: DecodeStep::default(),
+            answers: None,
         }
+    }
+
+    /// Lets a finished request's keys and values, prompt and answer, go back to a prefill worker, with the picks of its
+    /// answer where the runner taps every step. Before the first request only.
+    #[must_use]
+    pub fn returning(mut self, answers: Option<Answers>) -> Self {
+        assert!(self.is_idle(), "set before the first request");
+        self.answers = answers;
+        self
     }
 
     /// Takes a prefilled request in; the dispatcher has booked its slot.
@@ -170,14 +221,21 @@ impl DecodeWorker {
     fn apply(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
         assert_eq!(self.next.len(), self.batch.len(), "one token drawn for each of the batch");
         let n_ctx_slot = runner.info().n_ctx_slot;
-        for (item, &token) in self.batch.iter().zip(&self.next) {
+        for (row, (item, &token)) in self.batch.iter().zip(&self.next).enumerate() {
             let place = &mut self.slots[item.slot.index()];
             let resident = place.as_mut().expect("planned");
             resident.n_filled += 1;
             self.step.requests.push(resident.job.id);
+            if let Some(answers) = self.answers.as_ref().filter(|_| !self.step.picks.is_empty()) {
+                for &layer in &*answers.layers {
+                    resident.picked.extend_from_slice(self.step.picks.row(row, layer as usize));
+                }
+            }
             let logprobs = logprobs(&resident.job, item.slot, runner);
             if let Some(reason) = draw(&mut resident.job, token, logprobs, &self.eog, n_ctx_slot, events) {
-                let job = place.take().expect("planned").job;
+                let resident = place.take().expect("planned");
+                events.extend(self.answers.as_ref().and_then(|answers| answers.take(&resident, item.slot, runner)));
+                let job = resident.job;
                 events.push(WorkerEvent::Finished { id: job.id, reason, usage: job.usage() });
                 runner.close(item.slot)?;
             }
@@ -192,7 +250,12 @@ impl DecodeWorker {
             let slot = Slot(free as u32);
             // The job takes its place first: whatever fails below, it is among those the worker gives back.
             let request = Arc::clone(&job.request);
-            let resident = self.slots[free].insert(Resident { job, n_filled: state.n_tokens });
+            let resident = self.slots[free].insert(Resident {
+                job,
+                n_filled: state.n_tokens,
+                n_base: state.n_tokens,
+                picked: Vec::new(),
+            });
             runner.open(slot, &request.sampling, &resident.job.generated)?;
             match runner.import(slot, &state) {
                 Ok(()) => self.step.n_imported += 1,

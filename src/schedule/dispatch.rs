@@ -1,17 +1,20 @@
 mod members;
+mod policies;
 mod views;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 pub use members::MemberError;
 use ndarray::Array2;
+use policies::Policies;
+pub use policies::SubmitParams;
 
 use crate::{
     calibrate::Calibration,
     kv::BlockName,
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, WorkerView},
+    route::{Decision, PolicyKind, RouteBuildError, RouteError, RoutePolicy, WorkerView},
     schedule::{
-        DispatchLimits, DispatchStats, Handoff, Job, PrefixConfig, Priority, QueueFull, RunnerInfo, WorkerEvent,
+        DispatchLimits, DispatchStats, Handoff, Job, Leftover, PrefixConfig, QueueFull, RunnerInfo, WorkerEvent,
         prefix_map::PrefixMap, prompt_queue::PromptQueue, waiting::Waiting,
     },
     signature::Signature,
@@ -34,6 +37,8 @@ pub enum Command {
     Prefill(WorkerId, Job),
     /// Give a prefilled request to a decode worker, for the reason stated.
     Decode(WorkerId, Handoff, Decision),
+    /// Give what a finished request left to a prefill worker, to keep.
+    Keep(WorkerId, Leftover),
     /// End a request on a worker that holds it.
     Cancel(Source, RequestId, FinishReason),
     /// Tell the client that its request ended.
@@ -53,14 +58,16 @@ pub enum Outcome {
 ///
 /// Events in, commands out; the driver (threads, or a virtual clock) carries them. One owner.
 pub struct Dispatcher {
-    policy: Box<dyn RoutePolicy>,
+    policies: Policies,
     calibration: Option<Arc<Calibration>>,
     limits: DispatchLimits,
     prefill: Vec<PrefillView>,
     prefixes: PrefixMap,
     decode: Vec<WorkerView>,
-    /// Decode workers that do not come back; the others that are not healthy are drained.
+    /// Decode workers that are lost; the others that are not healthy are drained.
     lost: Vec<bool>,
+    /// Requests wait where no worker is left, because one may come back.
+    patient: bool,
     queue: PromptQueue,
     handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
@@ -79,6 +86,8 @@ struct PrefillView {
 #[derive(Debug)]
 struct Record {
     place: Place,
+    /// The policy it asked for.
+    policy: Option<PolicyKind>,
     /// To run; once a prefill worker is chosen, without those it holds.
     n_tokens: u64,
     /// The blocks of its prompt.
@@ -115,13 +124,14 @@ impl Dispatcher {
             healthy: true,
         });
         Self {
-            policy,
+            policies: Policies::new(policy),
             calibration,
             limits,
             prefill: vec![PrefillView { n_inflight: 0, n_tokens: 0, healthy: true }; n_prefill],
             prefixes: PrefixMap::default(),
             decode: decode.collect(),
             lost: vec![false; n_slots.len()],
+            patient: false,
             queue: PromptQueue::default(),
             handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
@@ -141,20 +151,9 @@ impl Dispatcher {
     }
 
     /// Accepts a request at time `now`; from here on it has exactly one [`Command::End`].
-    pub fn submit(
+    pub fn submit_with(
         &mut self,
-        id: RequestId,
-        request: Arc<Request>,
-        now: Duration,
-        commands: &mut Vec<Command>,
-    ) -> Result<(), QueueFull> {
-        self.submit_as(Priority::Normal, id, request, now, commands)
-    }
-
-    /// As [`Dispatcher::submit`], with a priority in the queue for a prefill worker.
-    pub fn submit_as(
-        &mut self,
-        priority: Priority,
+        params: SubmitParams,
         id: RequestId,
         request: Arc<Request>,
         now: Duration,
@@ -166,15 +165,16 @@ impl Dispatcher {
         let n_prompt = request.prompt.len();
         let record = Record {
             place: Place::Queue,
+            policy: params.policy.filter(|&kind| self.policies.lends(kind)),
             n_tokens: n_prompt as u64,
             blocks: self.prefixes.names(&request.prompt),
-            deadline: request.deadline.map(|deadline| now + deadline),
+            deadline: request.deadline.map(|deadline| now.saturating_add(deadline)),
             cancelled: None,
             usage: Usage { prompt_tokens: n_prompt as u32, ..Usage::default() },
         };
         let known = self.records.insert(id, record);
         assert!(known.is_none(), "request {id} submitted twice");
-        self.queue.push(Job::new(id, request), priority);
+        self.queue.push(Job::new(id, request), params.priority);
         self.advance(commands);
         Ok(())
     }
@@ -237,6 +237,7 @@ impl Dispatcher {
                     self.prefixes.apply(worker, &change);
                 }
             }
+            WorkerEvent::Left(left) => commands.extend(self.keeper(&left).map(|worker| Command::Keep(worker, left))),
             WorkerEvent::Lost { error } => self.on_lost(source, &error, commands),
         }
         self.advance(commands);
@@ -254,7 +255,7 @@ impl Dispatcher {
 
     /// Gives the policy new centroids, for the decisions to come; see [`RoutePolicy::set_centroids`].
     pub fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
-        self.policy.set_centroids(centroids)
+        self.policies.set_centroids(centroids)
     }
 
     /// Makes signatures of requests to come by another calibration, and compares them with its centroids.
@@ -273,20 +274,17 @@ impl Dispatcher {
             ));
         }
         let centroids = Arc::new(calibration.centroids.clone());
-        self.policy.set_centroids(&centroids).map_err(|error| error.to_string())?;
+        self.policies.set_centroids(&centroids).map_err(|error| error.to_string())?;
         self.calibration = Some(calibration);
         Ok(())
     }
 
-    /// Tells the policy that a decode worker ran a step of `n_batch` sequences in `took`; to be told before the step's
-    /// events, and only of steps that took no sequence in.
-    pub fn stepped(&mut self, worker: WorkerId, n_batch: u32, took: Duration) {
-        self.policy.stepped(worker, n_batch, took.as_secs_f64());
-    }
-
-    /// As [`RoutePolicy::step_time_error`].
-    pub fn step_time_error(&self) -> Option<f64> {
-        self.policy.step_time_error()
+    /// The prefill worker that holds most of what a finished request left; none if none holds anything of it.
+    fn keeper(&self, left: &Leftover) -> Option<WorkerId> {
+        let blocks = self.prefixes.names(&left.tokens);
+        let n_held = |&index: &usize| self.prefixes.n_cached(index, &blocks);
+        let healthy = (0..self.prefill.len()).rev().filter(|&index| self.prefill[index].healthy);
+        healthy.filter(|index| n_held(index) > 0).max_by_key(n_held).map(|index| WorkerId(index as u32))
     }
 
     fn on_prefilled(&mut self, handoff: Handoff, commands: &mut Vec<Command>) {
@@ -298,10 +296,10 @@ impl Dispatcher {
             (Some(calibration), Some(counts)) => calibration.signature(counts),
             _ => None,
         };
-        let cached_tokens = handoff.job.n_cached;
+        let usage = handoff.job.usage();
         let record = self.record(id);
         record.place = Place::Handoff;
-        record.usage.cached_tokens = cached_tokens;
+        record.usage = Usage { completion_tokens: record.usage.completion_tokens, ..usage };
         self.handoffs.push((handoff, signature));
     }
 
@@ -325,6 +323,9 @@ impl Dispatcher {
     }
 
     fn on_lost(&mut self, source: Source, error: &str, commands: &mut Vec<Command>) {
+        if self.is_lost(source) {
+            return;
+        }
         self.stats.n_workers_lost += 1;
         match source {
             Source::Prefill(worker) => {
@@ -336,12 +337,16 @@ impl Dispatcher {
                 self.lost[worker.index()] = true;
             }
         }
-        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
-        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
-        if no_prefill || no_decode {
-            let kind = if no_prefill { "prefill" } else { "decode" };
+        if let Some(kind) = self.missing().filter(|_| !self.patient) {
             self.fail_waiting(&format!("no {kind} worker is left to take requests; the last one: {error}"), commands);
         }
+    }
+
+    /// The kind of worker of which none takes requests.
+    fn missing(&self) -> Option<&'static str> {
+        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
+        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
+        if no_prefill { Some("prefill") } else { no_decode.then_some("decode") }
     }
 
     /// Fails what waits and can not run any more; requests still on a worker end when it reports them.
@@ -360,12 +365,18 @@ impl Dispatcher {
             let at = self.next_handoff();
             let (handoff, signature) = self.handoffs.get(at).expect("a choice");
             let request = handoff.ask(signature.as_ref());
-            match self.policy.select(&request, &self.decode) {
+            let asked = self.records[&request.id].policy;
+            match self.policies.select(asked, &request, &self.decode) {
                 Ok(decision) => {
                     let worker = &mut self.decode[decision.worker.index()];
-                    assert!(worker.eligible(), "{} chose worker {} which is full", self.policy.name(), worker.id);
+                    assert!(
+                        worker.eligible(),
+                        "{} chose worker {} which is full",
+                        asked.map_or(self.policies.name(), PolicyKind::name),
+                        worker.id
+                    );
                     worker.n_inflight += 1;
-                    self.policy.placed(&request, decision.worker);
+                    self.policies.placed(&request, decision.worker);
                     let (handoff, signature) = self.handoffs.take(at);
                     self.record(handoff.job.id).place = Place::Decode(decision.worker);
                     commands.push(Command::Decode(decision.worker, handoff, decision));
@@ -374,6 +385,7 @@ impl Dispatcher {
                     }
                 }
                 Err(RouteError::AllFull) => break,
+                Err(RouteError::NoWorker) if self.patient => break,
                 Err(error @ RouteError::NoWorker) => {
                     let (handoff, _) = self.handoffs.take(at);
                     self.end(handoff.job.id, Outcome::Failed(error.to_string()), commands);
@@ -389,7 +401,7 @@ impl Dispatcher {
         let n_choices = self.handoffs.n_choices();
         for at in (0..n_choices).filter(|_| n_choices > 1) {
             let (handoff, signature) = self.handoffs.get(at).expect("a choice");
-            let Some(cost) = self.policy.cost(&handoff.ask(signature.as_ref()), &self.decode) else { break };
+            let Some(cost) = self.policies.cost(&handoff.ask(signature.as_ref()), &self.decode) else { break };
             if cost < least.1 {
                 least = (at, cost);
             }
@@ -398,11 +410,10 @@ impl Dispatcher {
     }
 
     fn feed_prefill(&mut self, commands: &mut Vec<Command>) {
-        let no_decode = self.decode.iter().all(|worker| !worker.healthy);
-        let no_prefill = self.prefill.iter().all(|worker| !worker.healthy);
-        if no_decode || no_prefill {
-            let kind = if no_prefill { "prefill" } else { "decode" };
-            self.fail_waiting(&format!("no {kind} worker is running"), commands);
+        if let Some(kind) = self.missing() {
+            if !self.patient {
+                self.fail_waiting(&format!("no {kind} worker is running"), commands);
+            }
             return;
         }
         while self.queue.len() > 0 {
@@ -454,7 +465,7 @@ impl Dispatcher {
             Source::Decode(worker) => {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
                 self.decode[worker.index()].n_inflight -= 1;
-                self.policy.left(id, worker);
+                self.policies.left(id, worker);
             }
         }
     }

@@ -1,6 +1,6 @@
 use crate::{
     kv::BlockName,
-    schedule::{CacheStats, Handoff, Job},
+    schedule::{CacheStats, Handoff, Job, Leftover},
     types::{FinishReason, RequestId, Token, TokenLogprobs, Usage},
 };
 
@@ -34,6 +34,8 @@ pub enum WorkerEvent {
         /// What went wrong.
         error: String,
     },
+    /// What a finished request left on its decode worker, for a prefill worker to keep.
+    Left(Leftover),
     /// What a prefill worker keeps has changed.
     Cache(CacheChange),
     /// The worker takes no more work.

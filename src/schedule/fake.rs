@@ -69,6 +69,9 @@ pub enum Fault {
     ReuseRestored(u64),
 }
 
+/// How far a sequence can be cut back where the fake memory has a sliding window.
+const FAKE_WINDOW: u32 = 10;
+
 /// A [`ModelRunner`] over a [`FakeModel`], with scripted faults, that panics when the scheduler breaks a rule.
 #[derive(Debug)]
 pub struct FakeRunner {
@@ -143,10 +146,15 @@ impl FakeRunner {
     fn check_cut(&self, n_tokens: u32, n_held: usize) {
         let held = n_held as u32;
         match self.info.reuse {
-            Reuse::Prefix => assert!(n_tokens <= held, "{n_tokens} tokens of {held}"),
+            Reuse::Prefix | Reuse::Window => assert!(n_tokens <= held, "{n_tokens} tokens of {held}"),
             Reuse::Whole => assert_eq!(n_tokens, held, "this memory can not be cut"),
             Reuse::Nothing => panic!("this runner keeps nothing"),
         }
+    }
+
+    /// A window of [`FAKE_WINDOW`] tokens reaches back that far.
+    fn is_out_of_window(&self, n_tokens: u32, n_held: usize) -> bool {
+        self.info.reuse == Reuse::Window && n_held as u32 - n_tokens > FAKE_WINDOW
     }
 
     fn has(&self, fault: &Fault) -> bool {
@@ -275,6 +283,10 @@ impl ModelRunner for FakeRunner {
             self.slots[slot.index()].tokens.clear();
             return Err(error);
         }
+        if self.is_out_of_window(n_tokens, self.tokens(slot).len()) {
+            self.slots[slot.index()].tokens.clear();
+            return Err(RunError::Restored(format!("the window has moved past token {n_tokens}")));
+        }
         self.slots[slot.index()].tokens.truncate(n_tokens as usize);
         Ok(())
     }
@@ -284,7 +296,23 @@ impl ModelRunner for FakeRunner {
         let target = &self.slots[to.index()];
         assert!(target.sampling.is_none() && target.tokens.is_empty(), "slot {to} is not empty");
         self.reuse_fails()?;
+        if self.info.reuse == Reuse::Window && self.tokens(from).len() as u32 > n_tokens + 1 {
+            return Err(RunError::Restored(format!("the window has moved past token {n_tokens}")));
+        }
         self.slots[to.index()].tokens = self.tokens(from)[..n_tokens as usize].to_vec();
         Ok(())
+    }
+
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        let n_held = self.tokens(slot).len();
+        match self.info.reuse {
+            Reuse::Whole => n_tokens as usize == n_held,
+            Reuse::Nothing | Reuse::Window | Reuse::Prefix => !self.is_out_of_window(n_tokens, n_held),
+        }
+    }
+
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        let held = self.tokens(slot).len();
+        if held == n_tokens as usize { Ok(()) } else { Err(format!("it holds {held}")) }
     }
 }

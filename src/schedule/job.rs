@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use crate::{
+    kv::ChunkCounts,
     route::RouteRequest,
-    schedule::SeqState,
+    schedule::{CacheUse, SeqState},
     signature::{ExpertCounts, Signature},
     types::{Request, RequestId, Token, Usage},
 };
@@ -19,6 +20,8 @@ pub struct Job {
     pub generated: Vec<Token>,
     /// Tokens of the prompt that were not computed, because a worker still held them.
     pub n_cached: u32,
+    /// What of its prompt was there when it last began.
+    pub cache: CacheUse,
     /// Times the request had to be prefilled again.
     pub n_retries: u32,
 }
@@ -26,7 +29,7 @@ pub struct Job {
 impl Job {
     /// A request that has not run yet.
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
-        Self { id, request, generated: Vec::new(), n_cached: 0, n_retries: 0 }
+        Self { id, request, generated: Vec::new(), n_cached: 0, cache: CacheUse::default(), n_retries: 0 }
     }
 
     /// Prompt and generated tokens together.
@@ -52,6 +55,9 @@ impl Job {
             prompt_tokens: self.request.prompt.len() as u32,
             completion_tokens: self.generated.len() as u32,
             cached_tokens: self.n_cached,
+            block_hits: self.cache.n_hits,
+            block_misses: self.cache.n_misses,
+            restored_tokens: self.cache.n_restored,
         }
     }
 }
@@ -65,6 +71,19 @@ pub struct Handoff {
     pub state: SeqState,
     /// The experts the prefill picked; none where the prefill worker has no tap.
     pub counts: Option<ExpertCounts>,
+}
+
+/// Keys and values of a finished request, prompt and answer, on their way from its decode worker to a prefill worker.
+#[derive(Debug)]
+pub struct Leftover {
+    /// The tokens; the last one drawn was not run and is not among them.
+    pub tokens: Vec<Token>,
+    /// Their keys and values.
+    pub state: SeqState,
+    /// The first so many were computed by a prefill worker, which knows their picks.
+    pub n_base: u32,
+    /// The picks of the others; none if they were not all counted.
+    pub counts: Option<ChunkCounts>,
 }
 
 impl Handoff {

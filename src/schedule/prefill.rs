@@ -2,7 +2,9 @@ use std::collections::VecDeque;
 
 use crate::{
     kv::ChunkCounts,
-    schedule::{Handoff, Job, ModelRunner, PrefixCache, PrefixConfig, PrefixStore, RunError, RunnerInfo, WorkerEvent},
+    schedule::{
+        Handoff, Job, Leftover, ModelRunner, PrefixCache, PrefixConfig, PrefixStore, RunError, RunnerInfo, WorkerEvent,
+    },
     types::{FinishReason, RequestId, Slot, Token, TokenLogprobs},
 };
 
@@ -24,6 +26,7 @@ pub struct PrefillWorker {
     open: Vec<Option<Open>>,
     waiting: VecDeque<Job>,
     cancelled: Vec<(RequestId, FinishReason)>,
+    left: Vec<Leftover>,
     lost: bool,
 }
 
@@ -70,6 +73,7 @@ impl PrefillWorker {
             open: (0..n_parallel).map(|_| None).collect(),
             waiting: VecDeque::new(),
             cancelled: Vec::new(),
+            left: Vec::new(),
             lost: false,
         }
     }
@@ -89,6 +93,29 @@ impl PrefillWorker {
         self
     }
 
+    /// Keeps a prefix for good, from the first prompt on that begins with it. Errors: why it can not be kept.
+    pub fn pin(&mut self, tokens: &[Token]) -> Result<(), String> {
+        self.cache.pin(tokens, self.open.len())
+    }
+
+    /// Counts the picks of other layers from now on, as the runner must; see [`PrefixCache`]. A prompt that is under way
+    /// has no counts.
+    pub fn recount(&mut self, layers: &[u32], n_expert: u32) {
+        self.cache.recount(layers, n_expert);
+    }
+
+    /// Takes in what a finished request left on its decode worker, at the next step.
+    pub fn take_in(&mut self, left: Leftover) {
+        self.left.push(left);
+    }
+
+    /// Stores what the slots hold, where that outlives the process. Only after the last step.
+    pub fn save(&mut self, runner: &mut dyn ModelRunner) {
+        if !self.lost {
+            self.cache.save(runner);
+        }
+    }
+
     /// What is in the worker's slots.
     pub fn cache(&self) -> &PrefixCache {
         &self.cache
@@ -106,7 +133,10 @@ impl PrefillWorker {
 
     /// Whether a step would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.cancelled.is_empty() && self.open.iter().all(Option::is_none)
+        self.waiting.is_empty()
+            && self.cancelled.is_empty()
+            && self.left.is_empty()
+            && self.open.iter().all(Option::is_none)
     }
 
     /// Runs one chunk of one prompt. A lost worker gives back what still reaches it.
@@ -116,6 +146,13 @@ impl PrefillWorker {
             return;
         }
         self.sweep_cancelled(runner, events);
+        for left in std::mem::take(&mut self.left) {
+            if !self.lost
+                && let Err(error) = self.cache.take_in(&left, runner)
+            {
+                self.lose(&error.to_string(), events);
+            }
+        }
         if let Some(plan) = self.plan(runner, events) {
             let mut counts = self.cache.chunk_counts(plan.slot, plan.pos, plan.pos + plan.tokens.len() as u32);
             let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.draws, counts.as_mut());
@@ -124,6 +161,7 @@ impl PrefillWorker {
         events.extend(self.cache.take_change().map(WorkerEvent::Cache));
         if cfg!(debug_assertions) && self.is_idle() && !self.lost {
             self.cache.check_integrity();
+            self.cache.check_against(runner);
         }
     }
 
@@ -183,8 +221,9 @@ impl PrefillWorker {
             }
         };
         open.slot = Some(place.slot);
-        open.n_done = place.n_tokens;
-        open.job.n_cached = place.n_tokens.min(open.job.request.prompt.len() as u32);
+        open.n_done = place.used.n_tokens;
+        open.job.n_cached = place.used.n_tokens.min(open.job.request.prompt.len() as u32);
+        open.job.cache = place.used;
         let opened = runner.open(place.slot, &open.job.request.sampling, &open.job.generated);
         if let Err(error) = opened {
             self.give_back(index, &error, events);
@@ -207,6 +246,7 @@ impl PrefillWorker {
             Ok(token) => {
                 assert_eq!(token.is_some(), plan.draws, "a token is drawn when it is asked for");
                 self.cache.ran(plan.slot, plan.pos, &plan.tokens, counts);
+                self.cache.checkpoint(plan.slot, self.chunk, runner);
                 self.open[index].as_mut().expect("planned").n_done += plan.tokens.len() as u32;
                 if plan.last {
                     self.hand_on(index, plan.slot, token, runner, events);
@@ -299,6 +339,7 @@ impl PrefillWorker {
 
     /// Reports the loss first, so that nothing that is given back is sent here again.
     fn lose(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
+        self.left.clear();
         if !self.lost {
             self.lost = true;
             events.push(WorkerEvent::Lost { error: message.to_owned() });

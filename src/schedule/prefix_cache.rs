@@ -1,8 +1,19 @@
+//! Which slot of a prefill worker a prompt runs in, and what of it need not be computed again.
+//!
+//! Never lets the ledger and the runner's memory say different things: every change of a slot goes through here.
+
+mod pins;
+mod tiers;
+
 use std::sync::Arc;
 
+use pins::Pin;
+
 use crate::{
-    kv::{BLOCK, BlockEvent, ChunkCounts, Ledger, PrefixMatch, SignatureRows},
-    schedule::{CacheChange, ModelRunner, PrefixStore, Reuse, RunError, RunnerInfo, StoredPrefix},
+    kv::{BlockEvent, ChunkCounts, Ledger, PrefixMatch, SignatureRows},
+    schedule::{
+        CacheChange, CacheStats, CacheUse, ModelRunner, PrefixConfig, PrefixStore, Reuse, RunError, RunnerInfo,
+    },
     signature::ExpertCounts,
     types::{Slot, Token},
 };
@@ -14,70 +25,8 @@ const N_ALWAYS_RUN: u32 = 2;
 /// A copy moves the whole sequence it starts from; it is made if it saves at least one token in this many.
 const COPY_PER_SAVED: u32 = 16;
 
-/// Restoring moves a whole stored sequence; it is done if it saves at least one token in this many.
-const RESTORE_PER_SAVED: u32 = 16;
-
-/// How much of what finished prompts leave behind a prefill worker keeps. The default is nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PrefixConfig {
-    /// Tokens kept at most, those that prompts share counted once; 0 keeps nothing.
-    pub max_tokens: u64,
-    /// Tokens of a block: a prefix is used again to the end of one.
-    pub block: u32,
-    /// Bytes of host memory for prefixes that had to make room in the slots; 0 is none.
-    pub ram_bytes: u64,
-    /// What is used again of a prompt is a multiple of so many tokens. A multiple of blocks and of chunks makes the rest
-    /// run in the very chunks of a cold prefill, to the same bits; 1 saves the most.
-    pub align: u32,
-}
-
-impl Default for PrefixConfig {
-    fn default() -> Self {
-        Self { max_tokens: 0, block: BLOCK, ram_bytes: 0, align: 1 }
-    }
-}
-
-/// What a prefill worker's cache has done since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CacheStats {
-    /// Tokens of the prompts that began.
-    pub n_prompt_tokens: u64,
-    /// Of those, tokens that were not computed.
-    pub n_cached_tokens: u64,
-    /// Blocks of these prompts that were there.
-    pub n_block_hits: u64,
-    /// Blocks that were not.
-    pub n_block_misses: u64,
-    /// Prefixes copied from another slot.
-    pub n_copies: u64,
-    /// Prefixes that made room and were stored elsewhere.
-    pub n_spilled: u64,
-    /// Tokens that came back from there and were verified.
-    pub n_restored_tokens: u64,
-    /// Prefixes that were there but could not be used: the whole prompt ran.
-    pub n_fallbacks: u64,
-    /// Tokens held now.
-    pub n_held_tokens: u64,
-}
-
-impl std::ops::AddAssign for CacheStats {
-    fn add_assign(&mut self, other: Self) {
-        self.n_prompt_tokens += other.n_prompt_tokens;
-        self.n_cached_tokens += other.n_cached_tokens;
-        self.n_block_hits += other.n_block_hits;
-        self.n_block_misses += other.n_block_misses;
-        self.n_copies += other.n_copies;
-        self.n_spilled += other.n_spilled;
-        self.n_restored_tokens += other.n_restored_tokens;
-        self.n_fallbacks += other.n_fallbacks;
-        self.n_held_tokens += other.n_held_tokens;
-    }
-}
-
 /// The slots of a prefill worker: which is free for a prompt, what is left in the others, and how much of a prompt
 /// need not be computed again.
-///
-/// Every change of a slot goes through here, so that the ledger and the runner's memory say the same.
 pub struct PrefixCache {
     config: PrefixConfig,
     reuse: Reuse,
@@ -86,6 +35,11 @@ pub struct PrefixCache {
     /// By slot: tokens that are really there. While the end of a known prompt runs again, fewer than in the ledger.
     n_there: Vec<u32>,
     events: Vec<BlockEvent>,
+    /// By slot: tokens of its prompt that were there, but in a memory that can not be cut to them; 0 if none.
+    n_uncut: Vec<u32>,
+    /// The tap has failed: prefixes are used without their picks.
+    blind: bool,
+    pins: Vec<Pin>,
     change: CacheChange,
     told: CacheStats,
     store: Option<Box<dyn PrefixStore>>,
@@ -96,8 +50,8 @@ pub struct PrefixCache {
 pub(super) struct Place {
     /// Its slot.
     pub slot: Slot,
-    /// Its tokens that are there.
-    pub n_tokens: u32,
+    /// Its tokens that are there, and where they were.
+    pub used: CacheUse,
 }
 
 /// How a prefix gets where it is needed.
@@ -119,51 +73,86 @@ impl PrefixCache {
             rows: SignatureRows::new(&info.tapped, n_expert),
             n_there: vec![0; n_slots],
             events: Vec::new(),
+            n_uncut: vec![0; n_slots],
+            blind: false,
+            pins: Vec::new(),
             change: CacheChange::default(),
             told: CacheStats::default(),
             store: None,
         }
     }
 
-    /// Where prefixes go that must make room.
-    pub(super) fn spill_to(&mut self, store: Option<Box<dyn PrefixStore>>) {
-        self.store = store.filter(|_| self.reuse != Reuse::Nothing);
+    /// Counts other layers from now on, of `n_expert` experts each. Rows of the old ones are dropped; a block's picks are
+    /// known again, and it is used again, once another prompt has computed it.
+    pub(super) fn recount(&mut self, layers: &[u32], n_expert: u32) {
+        self.rows.recount(layers, n_expert);
+        self.blind = false;
     }
 
     /// A slot for a prompt of `tokens`, with as much of it as could be found; it is the caller's until
     /// [`PrefixCache::end`] or [`PrefixCache::discard`]. There must be one that no prompt has. Errors: fatal ones.
     pub(super) fn begin(&mut self, tokens: &[Token], runner: &mut dyn ModelRunner) -> Result<Place, RunError> {
-        let mut found = match self.reuse {
-            Reuse::Nothing => PrefixMatch::default(),
-            Reuse::Whole | Reuse::Prefix => self.ledger.match_prefix(tokens),
-        };
+        let n_fallbacks = self.change.stats.n_fallbacks;
+        let mut found = self.find(tokens, true);
         let most = (tokens.len() as u32).saturating_sub(N_ALWAYS_RUN);
-        if let Some(restored) = self.restore(tokens, found.n_tokens, runner)? {
-            found = restored;
-        }
-        let mut n_used = found.n_tokens.min(most);
+        let n_reached = self.way(&found, found.n_tokens.min(most), runner).map_or(0, |_| found.n_tokens);
+        let n_restored = self.restore(tokens, n_reached, &mut found, runner)?;
+        let n_found = found.n_tokens.min(most);
+        let mut n_used = n_found;
         if !n_used.is_multiple_of(self.config.align) {
             n_used -= n_used % self.config.align;
-            found = self.ledger.match_prefix(&tokens[..n_used as usize]);
+            found = self.find(&tokens[..n_used as usize], false);
         }
-        let place = match self.way(&found, n_used) {
+        let (slot, n_tokens) = match self.way(&found, n_used, runner) {
             Some(Way::Stay(slot)) => self.stay(slot, &found, n_used, runner)?,
             Some(Way::Copy(from, to)) => self.copy(from, to, &found, n_used, runner)?,
             None => {
+                let reaches = |(slot, _): (usize, u32)| runner.reaches(Slot(slot as u32), n_used);
+                if n_used > 0 && !self.ledger.holders(&found).any(reaches) {
+                    self.change.stats.n_fallbacks += 1;
+                }
                 let slot = self.free_slot(None).expect("a slot that no prompt has");
                 self.make_room(slot, runner)?;
-                Place { slot: Slot(slot as u32), n_tokens: 0 }
+                (slot, 0)
             }
         };
-        self.ledger.pin(place.slot.index());
-        let n_blocks = (tokens.len() as u64).div_ceil(u64::from(self.config.block));
-        let n_hits = if place.n_tokens == 0 { 0 } else { found.blocks.len() as u64 };
+        self.ledger.pin(slot);
+        let fell_back = n_tokens == 0 && self.change.stats.n_fallbacks > n_fallbacks;
+        self.n_uncut[slot] = if fell_back { n_found } else { 0 };
+        let n_hits = if n_tokens == 0 { 0 } else { found.blocks.len() as u32 };
+        let n_misses = (tokens.len() as u32).div_ceil(self.config.block) - n_hits;
         let stats = &mut self.change.stats;
         stats.n_prompt_tokens += tokens.len() as u64;
-        stats.n_cached_tokens += u64::from(place.n_tokens);
-        stats.n_block_hits += n_hits;
-        stats.n_block_misses += n_blocks - n_hits;
-        Ok(place)
+        stats.n_cached_tokens += u64::from(n_tokens);
+        stats.n_block_hits += u64::from(n_hits);
+        stats.n_block_misses += u64::from(n_misses);
+        let n_restored = if n_tokens == 0 { 0 } else { n_restored };
+        Ok(Place { slot: Slot(slot as u32), used: CacheUse { n_tokens, n_hits, n_misses, n_restored } })
+    }
+
+    /// The longest beginning of a prompt that is held and whose picks are known, where picks are counted. `counting`
+    /// counts it if it would have been longer with its picks.
+    fn find(&mut self, tokens: &[Token], counting: bool) -> PrefixMatch {
+        if self.reuse == Reuse::Nothing {
+            return PrefixMatch::default();
+        }
+        let found = self.ledger.match_prefix(tokens);
+        if self.layers().is_empty() {
+            return found;
+        }
+        let n_known = found.blocks.iter().take_while(|&&block| self.rows.knows(&self.ledger, block)).count();
+        if n_known == found.blocks.len() {
+            return found;
+        }
+        if counting {
+            self.change.stats.n_uncounted += 1;
+        }
+        self.ledger.shorter(&found, n_known)
+    }
+
+    /// The layers whose picks a prefix must come with.
+    fn layers(&self) -> &[u32] {
+        if self.blind { &[] } else { self.rows.layers() }
     }
 
     /// Where the picks of the tokens at `pos..end` of a slot's prompt are counted; none if nothing is.
@@ -181,6 +170,7 @@ impl PrefixCache {
         self.n_there[index] += tokens.len() as u32;
         let n_known = (self.ledger.len(index) - pos) as usize;
         self.ledger.append(index, &tokens[n_known.min(tokens.len())..]);
+        self.blind |= counts.is_some_and(ChunkCounts::is_failed);
         self.follow(counts);
     }
 
@@ -194,12 +184,18 @@ impl PrefixCache {
         let index = slot.index();
         self.ledger.unpin(index);
         let n_there = self.n_there[index];
+        self.keep_pinned(index, runner)?;
         let n_kept = match self.reuse {
-            Reuse::Prefix => self.ledger.truncate(index, n_there),
+            Reuse::Prefix | Reuse::Window => self.ledger.truncate(index, n_there),
             Reuse::Whole if self.ledger.len(index) == n_there => n_there,
             Reuse::Nothing | Reuse::Whole => 0,
         };
         self.cut(index, n_kept, runner)?;
+        self.keep_to_budget(runner)
+    }
+
+    /// Drops the ends of what was not used for longest until the rest is within the budget.
+    fn keep_to_budget(&mut self, runner: &mut dyn ModelRunner) -> Result<(), RunError> {
         while self.ledger.n_tokens() > self.config.max_tokens
             && let Some(oldest) = self.ledger.oldest()
         {
@@ -219,6 +215,7 @@ impl PrefixCache {
     /// What has changed since the last call.
     pub(super) fn take_change(&mut self) -> Option<CacheChange> {
         self.change.stats.n_held_tokens = self.ledger.n_tokens();
+        self.change.stats.n_row_bytes = self.rows.n_bytes();
         let stats = self.change.stats;
         if self.reuse == Reuse::Nothing || (self.change.blocks.is_empty() && stats == self.told) {
             self.change.blocks.clear();
@@ -243,24 +240,35 @@ impl PrefixCache {
             let may_lack = if self.ledger.is_pinned(slot) { N_ALWAYS_RUN } else { 0 };
             assert!(n_there <= n_known && n_known - n_there <= may_lack, "slot {slot}: {n_there} of {n_known} tokens");
         }
+        self.check_pins();
+    }
+
+    /// Panics unless the runner's memory holds in every slot what the ledger says.
+    pub fn check_against(&self, runner: &dyn ModelRunner) {
+        for (slot, &n_there) in self.n_there.iter().enumerate() {
+            if let Err(problem) = runner.check_held(Slot(slot as u32), n_there) {
+                panic!("slot {slot} should hold {n_there} tokens: {problem}");
+            }
+        }
     }
 
     /// The cheapest way to `n_used` tokens of a match; none if there is no way, or it is not worth its copy.
-    fn way(&self, found: &PrefixMatch, n_used: u32) -> Option<Way> {
+    fn way(&self, found: &PrefixMatch, n_used: u32, runner: &dyn ModelRunner) -> Option<Way> {
         if n_used == 0 {
             return None;
         }
-        let usable = |&(slot, _): &(usize, u32)| match self.reuse {
-            Reuse::Nothing => false,
-            Reuse::Whole => self.n_there[slot] == n_used && found.n_tokens == n_used,
-            Reuse::Prefix => self.n_there[slot] >= n_used,
-        };
+        let usable =
+            |&(slot, _): &(usize, u32)| self.n_there[slot] >= n_used && runner.reaches(Slot(slot as u32), n_used);
         let holders = || self.ledger.holders(found).filter(usable);
         let idle = |&(slot, _): &(usize, u32)| !self.ledger.is_pinned(slot);
         if let Some((slot, _)) = holders().filter(idle).find(|&(_, len)| len == found.n_tokens) {
             return Some(Way::Stay(slot));
         }
-        let (from, len) = holders().min_by_key(|&(slot, len)| (len, slot))?;
+        // A copy takes along no more than the window behind the last token.
+        let can_copy = |&(slot, _): &(usize, u32)| self.reuse != Reuse::Window || self.n_there[slot] <= n_used + 1;
+        let Some((from, len)) = holders().filter(can_copy).min_by_key(|&(slot, len)| (len, slot)) else {
+            return holders().find(idle).map(|(slot, _)| Way::Stay(slot));
+        };
         match self.free_slot(Some(from)) {
             Some(to) if n_used.saturating_mul(COPY_PER_SAVED) >= len => Some(Way::Copy(from, to)),
             Some(_) => None,
@@ -274,7 +282,7 @@ impl PrefixCache {
         found: &PrefixMatch,
         n_used: u32,
         runner: &mut dyn ModelRunner,
-    ) -> Result<Place, RunError> {
+    ) -> Result<(usize, u32), RunError> {
         self.ledger.truncate(slot, found.n_tokens);
         self.follow(None);
         self.arrived(slot, n_used, runner.keep(Slot(slot as u32), n_used))
@@ -287,64 +295,12 @@ impl PrefixCache {
         found: &PrefixMatch,
         n_used: u32,
         runner: &mut dyn ModelRunner,
-    ) -> Result<Place, RunError> {
+    ) -> Result<(usize, u32), RunError> {
         self.make_room(to, runner)?;
         self.ledger.share(to, found);
         self.follow(None);
         self.change.stats.n_copies += 1;
         self.arrived(to, n_used, runner.copy_prefix(Slot(from as u32), Slot(to as u32), n_used))
-    }
-
-    /// Puts a stored prefix into a slot, if it has enough more of `tokens` than the `n_held` that are held; what is held
-    /// then.
-    fn restore(
-        &mut self,
-        tokens: &[Token],
-        n_held: u32,
-        runner: &mut dyn ModelRunner,
-    ) -> Result<Option<PrefixMatch>, RunError> {
-        let Some((stored, n_common)) = self.store.as_mut().and_then(|store| store.longest(tokens)) else {
-            return Ok(None);
-        };
-        let (n_common, n_stored) = (n_common as u32, stored.tokens.len() as u32);
-        let n_usable = match self.reuse {
-            _ if n_common == n_stored => n_stored,
-            Reuse::Prefix => n_common / self.config.block * self.config.block,
-            Reuse::Nothing | Reuse::Whole => 0,
-        };
-        let Some(slot) = self.free_slot(None) else { return Ok(None) };
-        if n_usable.saturating_sub(n_held).saturating_mul(RESTORE_PER_SAVED) < n_stored {
-            return Ok(None);
-        }
-        self.make_room(slot, runner)?;
-        let imported = runner.import(Slot(slot as u32), &stored.state);
-        if self.arrived(slot, n_stored, imported)?.n_tokens > 0 {
-            self.ledger.append(slot, &stored.tokens);
-            self.follow(stored.counts.as_ref());
-            self.change.stats.n_restored_tokens += u64::from(n_stored);
-            if n_usable < n_stored {
-                let left = self.ledger.truncate(slot, n_usable);
-                self.cut(slot, left, runner)?;
-            }
-        }
-        // Whatever came of it: what was held before may have made room.
-        Ok(Some(self.ledger.match_prefix(tokens)))
-    }
-
-    /// Stores what a slot holds elsewhere, if there is such a place and it is not there yet. A state that can not be
-    /// copied out is simply gone.
-    fn spill(&mut self, slot: usize, runner: &mut dyn ModelRunner) {
-        let Some(store) = &mut self.store else { return };
-        let tokens = self.ledger.tokens(slot);
-        if tokens.len() < self.config.block as usize || store.has(&tokens) {
-            return;
-        }
-        let Ok(state) = runner.export(Slot(slot as u32)) else { return };
-        let (layers, n_expert, block) = (self.rows.layers(), self.rows.n_expert(), self.config.block);
-        let rows = self.rows.rows(&self.ledger, slot);
-        let counts = rows.map(|rows| ChunkCounts::from_rows(layers, n_expert, block, state.n_tokens, rows));
-        store.put(StoredPrefix { tokens, state, counts });
-        self.change.stats.n_spilled += 1;
     }
 
     /// Empties a slot for another prompt.
@@ -354,7 +310,7 @@ impl PrefixCache {
     }
 
     /// Takes in whether a prefix is in its slot; if not, the slot is empty.
-    fn arrived(&mut self, slot: usize, n_tokens: u32, done: Result<(), RunError>) -> Result<Place, RunError> {
+    fn arrived(&mut self, slot: usize, n_tokens: u32, done: Result<(), RunError>) -> Result<(usize, u32), RunError> {
         let n_tokens = match done {
             Ok(()) => n_tokens,
             Err(RunError::Restored(_)) => {
@@ -366,7 +322,7 @@ impl PrefixCache {
             Err(fatal) => return Err(fatal),
         };
         self.n_there[slot] = n_tokens;
-        Ok(Place { slot: Slot(slot as u32), n_tokens })
+        Ok((slot, n_tokens))
     }
 
     /// An empty slot, or the one that was not used for longest, but not `except`.

@@ -10,9 +10,87 @@ use crate::{
 ///
 /// The scheduler decides what to run and keeps the slots; the runner owns the context. Slots are below
 /// [`RunnerInfo::n_slots`].
+///
+/// ```
+/// use eldr::{
+///     kv::ChunkCounts,
+///     schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
+///     types::{SamplingParams, Slot, Token},
+/// };
+///
+/// /// Says again and again what it read last. It needs no keys and values.
+/// struct Echo {
+///     info: RunnerInfo,
+///     last: Vec<Token>,
+/// }
+///
+/// impl ModelRunner for Echo {
+///     fn info(&self) -> &RunnerInfo {
+///         &self.info
+///     }
+///
+///     fn open(&mut self, _: Slot, _: &SamplingParams, _: &[Token]) -> Result<(), RunError> {
+///         Ok(())
+///     }
+///
+///     fn prefill(
+///         &mut self,
+///         slot: Slot,
+///         tokens: &[Token],
+///         _: u32,
+///         last: bool,
+///         _: Option<&mut ChunkCounts>,
+///     ) -> Result<Option<Token>, RunError> {
+///         self.last[slot.index()] = *tokens.last().ok_or_else(|| RunError::Restored("no tokens".to_owned()))?;
+///         Ok(last.then(|| self.last[slot.index()]))
+///     }
+///
+///     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, _: &mut StepPicks) -> Result<(), RunError> {
+///         next.extend(batch.iter().map(|item| item.token));
+///         Ok(())
+///     }
+///
+///     fn export(&mut self, _: Slot) -> Result<SeqState, RunError> {
+///         Ok(SeqState { n_tokens: 1, bytes: Vec::new().into() })
+///     }
+///
+///     fn import(&mut self, _: Slot, _: &SeqState) -> Result<(), RunError> {
+///         Ok(())
+///     }
+///
+///     fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
+///         self.last.swap(from.index(), to.index());
+///         Ok(())
+///     }
+///
+///     fn close(&mut self, _: Slot) -> Result<(), RunError> {
+///         Ok(())
+///     }
+/// }
+///
+/// let info = RunnerInfo {
+///     n_slots: 2,
+///     n_ctx_slot: 64,
+///     n_batch: 16,
+///     contiguous_slots: false,
+///     tapped: Vec::new(),
+///     reuse: Reuse::Nothing,
+///     fingerprint: StateFingerprint::default(),
+/// };
+/// let mut echo = Echo { info, last: vec![0; 2] };
+/// assert_eq!(echo.prefill(Slot(1), &[4, 7], 0, true, None), Ok(Some(7)));
+/// ```
 pub trait ModelRunner: Send {
     /// What the scheduler must know about the worker.
     fn info(&self) -> &RunnerInfo;
+
+    /// Called once, in the thread that makes all calls from then on.
+    fn enter(&mut self) {}
+
+    /// The way back of a worker whose device may fail; none for one that does not come back.
+    fn recovery(&self) -> Option<Arc<dyn Recovery>> {
+        None
+    }
 
     /// Starts a sequence in a slot that is empty, or goes on with what a closed one left there: how its tokens are
     /// drawn, and the tokens generated before it came here.
@@ -66,6 +144,28 @@ pub trait ModelRunner: Send {
         let _ = (from, to, n_tokens);
         Err(RunError::Restored("this runner copies no prefixes".to_owned()))
     }
+
+    /// Whether a slot's tokens can be cut to the first `n_tokens` of them and gone on from there.
+    fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
+        let _ = (slot, n_tokens);
+        true
+    }
+
+    /// Compares a slot with what the scheduler believes, where the runner can: it holds tokens `0..n_tokens` and nothing
+    /// else. Errors: what is there instead. Slow; for tests and idle debug builds.
+    fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        let _ = (slot, n_tokens);
+        Ok(())
+    }
+}
+
+/// Tells whether a worker's device has failed, and makes a runner on it again. Any thread may ask.
+pub trait Recovery: Send + Sync {
+    /// Why the device can not be used any more; none while it is well. What has failed stays so.
+    fn failure(&self) -> Option<String>;
+
+    /// A runner like the first one, if the device is back; otherwise what is the matter. May take a while.
+    fn revive(&self) -> Result<Box<dyn ModelRunner>, String>;
 }
 
 impl RunnerInfo {
@@ -83,6 +183,8 @@ pub enum Reuse {
     Nothing,
     /// Go on at their end: the model's memory can not be cut.
     Whole,
+    /// Use any beginning of them from which the model's sliding window has not moved away.
+    Window,
     /// Use any beginning of them.
     Prefix,
 }

@@ -1,7 +1,7 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{SystemTime, UNIX_EPOCH},
@@ -16,7 +16,7 @@ use crate::{
 };
 
 use super::{
-    ServerError,
+    Reload, ServerError,
     auth::Keys,
     config::ModelCard,
     config::ServerConfig,
@@ -39,6 +39,8 @@ pub(super) struct App {
     pub ledger: Ledger,
     pub metrics: Metrics,
     pub journal: Option<Journal>,
+    /// What a SIGHUP does.
+    pub reload: OnceLock<Reload>,
     /// Seconds since 1970.
     pub created: u64,
     /// Bytes of the longest token: what tells that a text can not fit before it is cut into tokens.
@@ -65,6 +67,7 @@ impl App {
             ledger: Ledger::default(),
             metrics: Metrics::new(),
             journal,
+            reload: OnceLock::new(),
             created: now(),
             max_piece,
             cut: watch::Sender::new(false),

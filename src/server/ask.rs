@@ -3,6 +3,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::{
+    route::PolicyKind,
     schedule::Priority,
     types::{SamplingParams, Token},
 };
@@ -37,6 +38,8 @@ pub(super) struct Ask {
     pub domain: Option<String>,
     /// In the queue.
     pub priority: Priority,
+    /// The policy that places it, where that is not the server's.
+    pub policy: Option<PolicyKind>,
 }
 
 impl Ask {
@@ -44,17 +47,7 @@ impl Ask {
     /// use.
     pub fn read(fields: &Fields<'_>, seed: u64, policy: &str, max_choices: usize) -> Result<Self, ApiError> {
         let eldr = fields.object("eldr")?;
-        if let Some(eldr) = &eldr
-            && let Some(asked) = eldr.text("policy")?
-            && asked != policy
-        {
-            let path = eldr.path("policy");
-            let why = format!(
-                "{path} is {asked}, and one policy places all requests of a server, here {policy}: leave it out, or start \
-                 a server with --policy {asked}"
-            );
-            return Err(ApiError::invalid(&path, why));
-        }
+        let asked = eldr.as_ref().map_or(Ok(None), other_policy)?;
         let eldr = |read: &dyn Fn(&Fields<'_>) -> Result<bool, ApiError>| eldr.as_ref().map_or(Ok(false), read);
         let stream = fields.flag("stream")?.unwrap_or(false);
         let options = fields.object("stream_options")?;
@@ -70,9 +63,18 @@ impl Ask {
             include_usage: options.map_or(Ok(None), |options| options.flag("include_usage"))?.unwrap_or(false),
             explain: eldr(&|eldr| Ok(eldr.flag("explain")?.unwrap_or(false)))?,
             priority: fields.object("eldr")?.map_or(Ok(Priority::Normal), |eldr| priority(&eldr))?,
+            policy: asked.filter(|kind| kind.name() != policy),
             domain: fields.object("eldr")?.map_or(Ok(None), |eldr| eldr.text("domain"))?.map(str::to_owned),
         })
     }
+}
+
+/// The policy a request asks for; `auto` is the server's own.
+fn other_policy(eldr: &Fields<'_>) -> Result<Option<PolicyKind>, ApiError> {
+    let Some(name) = eldr.text("policy")? else { return Ok(None) };
+    let path = eldr.path("policy");
+    let kind: PolicyKind = name.parse().map_err(|error| ApiError::invalid(&path, format!("{path}: {error}")))?;
+    Ok(Some(kind).filter(|&kind| kind != PolicyKind::Auto))
 }
 
 fn priority(eldr: &Fields<'_>) -> Result<Priority, ApiError> {
@@ -291,6 +293,13 @@ mod tests {
     }
 
     #[test]
+    fn another_policy_is_read_and_the_servers_own_is_none() {
+        let policy = |name: &str| read(&json!({"eldr": {"policy": name}})).expect("a policy").policy;
+        assert_eq!(policy("random"), Some(PolicyKind::Random));
+        assert_eq!((policy("least_loaded"), policy("auto")), (None, None));
+    }
+
+    #[test]
     fn a_list_of_pairs_is_a_bias_too() {
         let ask = read(&json!({"logit_bias": [[9, false], [3, 0.5]]})).expect("valid");
         assert_eq!(ask.sampling.logit_bias, [(3, 0.5), (9, f32::NEG_INFINITY)]);
@@ -327,7 +336,7 @@ mod tests {
             ),
             (json!({"response_format": {"type": "json_object"}, "grammar": "root ::= \"a\""}), "response_format"),
             (json!({"json_schema": {}, "ignore_eos": true}), "ignore_eos"),
-            (json!({"eldr": {"policy": "random"}}), "eldr.policy"),
+            (json!({"eldr": {"policy": "fastest"}}), "eldr.policy"),
             (json!({"eldr": {"explain": 1}}), "eldr.explain"),
             (json!({"eldr": {"priority": "low"}}), "eldr.priority"),
             (json!({"eldr": {"priority": 3}}), "eldr.priority"),

@@ -8,6 +8,8 @@ use tokio::{
 
 use crate::{
     engine::{StreamEvent, TokenStream},
+    route::PolicyKind,
+    schedule::SubmitParams,
     types::{FinishReason, Request, Token, TokenLogprobs},
 };
 
@@ -21,7 +23,7 @@ pub(super) struct Choice {
     /// Tokens whose text is not let go yet.
     held: Vec<Drawn>,
     ready: VecDeque<Piece>,
-    /// When the first token must be there, until it is.
+    /// When the first token must be there, until it is; none where no clock reaches that far.
     first_by: Option<Instant>,
     /// Tells when the server cuts it short.
     cut: watch::Receiver<bool>,
@@ -78,6 +80,10 @@ impl App {
             self.metrics.refused("draining");
             return Err(ApiError::draining());
         }
+        if let Some(kind) = ask.policy {
+            let lent = self.engine.lend_policy(kind);
+            lent.map_err(|error| ApiError::invalid("eldr.policy", format!("eldr.policy is {kind}: {error}")))?;
+        }
         let n_choices = prompts.len() * ask.n;
         let most = self.config.max_choices;
         if n_choices > most {
@@ -122,19 +128,21 @@ impl App {
             deadline: self.config.request_timeout,
         };
         let now = self.engine.started().elapsed();
-        let stream = self.engine.submit_as(request, ask.priority).map_err(|error| {
+        let policy = ask.policy.map_or(self.engine.policy_name(), PolicyKind::name);
+        let params = SubmitParams { priority: ask.priority, policy: ask.policy };
+        let stream = self.engine.submit_with(request, params).map_err(|error| {
             let error = ApiError::from_engine(&error, param, self.retry_after());
             self.metrics.refused(if error.status.is_server_error() { "draining" } else { "queue_full" });
             error
         })?;
-        let entry = self.ledger.open(stream.id(), id, index, prompt.len() as u32, now);
+        let entry = self.ledger.open(Entry::new(stream.id(), id, index, prompt.len() as u32, policy, now));
         Ok(Choice {
             stream: Some(stream),
             stop: StopFilter::new(ask.stops.clone()),
             wants_logprobs,
             held: Vec::new(),
             ready: VecDeque::new(),
-            first_by: self.config.queue_timeout.map(|time| Instant::now() + time),
+            first_by: self.config.queue_timeout.and_then(|time| Instant::now().checked_add(time)),
             cut: self.cuts(),
             ticket: Ticket { app: Arc::clone(self), entry, prompt: None, text: None, is_open: true },
         })
@@ -189,7 +197,8 @@ impl Choice {
         match event {
             StreamEvent::Routed { decision, .. } => {
                 self.ticket.app.metrics.routed(&decision);
-                self.ticket.entry.routed(&decision);
+                let counts = self.stream.as_ref().and_then(|stream| stream.counts().cloned());
+                self.ticket.entry.routed(&decision, counts);
             }
             StreamEvent::Token { token, text, at, logprobs } => {
                 self.first_by = None;
@@ -270,7 +279,7 @@ impl Ticket {
         }
         let Self { app, entry, .. } = self;
         app.ledger.close(entry, outcome);
-        app.metrics.ended(entry, app.engine.policy_name(), outcome);
+        app.metrics.ended(entry, outcome);
         if let Some(journal) = &app.journal {
             let mut line = entry.to_json();
             if let (Some(prompt), Some(text)) = (self.prompt.take(), self.text.take()) {

@@ -14,7 +14,12 @@ use serde_json::{Value, json};
 
 use crate::types::WorkerId;
 
-use super::{app::App, error::ApiError};
+use super::{
+    app::{App, blocking},
+    error::ApiError,
+    experts,
+    ledger::Entry,
+};
 
 /// Routed requests that the list of workers shows.
 const N_RECENT: usize = 32;
@@ -76,7 +81,9 @@ pub(super) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
                 "id": slots.len(), "n_ctx": app.engine.n_ctx_slot(), "is_processing": entry.is_some(),
                 "id_task": entry.map(|entry| entry.request.0),
                 "n_prompt_tokens": entry.map(|entry| entry.prompt_tokens),
-                "next_token": entry.map(|entry| json!({ "n_decoded": entry.n_generated() })),
+                "n_prompt_tokens_cache": entry.and_then(|entry| entry.cached_tokens()),
+                "next_token": entry.map(|entry| json!([{ "n_decoded": entry.n_generated(), "has_next_token": true }])),
+                "speculative": false,
                 "eldr": { "worker": worker.id, "request": entry.map(|entry| &entry.id) },
             }));
         }
@@ -88,13 +95,14 @@ pub(super) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
 pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     let stats = app.engine.stats();
     let live = app.ledger.live();
-    let workers = stats.workers.iter().zip(&stats.lost).map(|(worker, lost)| {
+    let names = app.engine.decode_names();
+    let workers = stats.workers.iter().zip(&stats.lost).zip(&names).map(|((worker, lost), name)| {
         let here = || live.iter().filter(|entry| entry.worker() == Some(worker.id));
         let similarities: Vec<f32> =
             here().filter_map(|entry| entry.decision()).filter_map(|decision| decision.similarity).collect();
         let mean = similarities.iter().sum::<f32>() / similarities.len() as f32;
         json!({
-            "id": worker.id, "n_slots": worker.n_slots, "n_inflight": worker.n_inflight, "healthy": worker.healthy, "lost": lost,
+            "id": worker.id, "name": name, "n_slots": worker.n_slots, "n_inflight": worker.n_inflight, "healthy": worker.healthy, "lost": lost,
             "n_tokens": here().map(|entry| entry.prompt_tokens + entry.n_generated()).sum::<u32>(),
             "n_ctx_slot": app.engine.n_ctx_slot(),
             "mean_similarity": (!similarities.is_empty()).then_some(mean),
@@ -148,14 +156,39 @@ pub(super) async fn explain(State(app): State<Arc<App>>, Query(which): Query<Whi
         let why = format!("no answer {id:?} is remembered; the last 256 choices are");
         return Err(ApiError::status(StatusCode::NOT_FOUND, why));
     }
-    let choices: Vec<Value> = found.iter().map(|entry| entry.to_json()).collect();
-    Ok(Json(explained(&app, &id, &choices)))
+    Ok(Json(explained(&app, &id, &found)))
 }
 
 /// The document that says how the choices of an answer were routed.
-pub(super) fn explained(app: &App, id: &str, choices: &[Value]) -> Value {
+pub(super) fn explained(app: &App, id: &str, choices: &[Arc<Entry>]) -> Value {
     let engine = &app.engine;
+    let explain = |entry: &Arc<Entry>| {
+        let mut choice = entry.to_json();
+        choice["experts"] = experts::of_prompt(entry.counts().as_deref());
+        choice
+    };
+    let choices: Vec<Value> = choices.iter().map(explain).collect();
     json!({ "id": id, "policy": engine.policy_name(), "policy_note": engine.policy_note(), "choices": choices })
+}
+
+/// `POST /v1/eldr/reload`: what a SIGHUP does.
+pub(super) async fn reload(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let Some(reload) = app.reload.get().cloned() else {
+        let why = "there is nothing to read again: the server was started without a calibration";
+        return Err(ApiError::status(StatusCode::CONFLICT, why));
+    };
+    match blocking(move || reload()).await? {
+        Ok(what) => {
+            log::info!("reload: {what}");
+            Ok(Json(json!({ "status": "ok" })))
+        }
+        Err(why) => {
+            log::error!("reload: nothing was changed: {why}");
+            // It may name a path of the host, which is the log's to know.
+            let why = "nothing was changed: the file can not be used; the server's log says why";
+            Err(ApiError::status(StatusCode::CONFLICT, why))
+        }
+    }
 }
 
 /// `GET /metrics`.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     route::Decision,
+    signature::ExpertCounts,
     types::{RequestId, Usage, WorkerId},
 };
 
@@ -35,6 +36,8 @@ pub(super) struct Entry {
     pub id: String,
     pub choice: usize,
     pub prompt_tokens: u32,
+    /// What chooses its worker.
+    pub policy: &'static str,
     pub arrived: SystemTime,
     /// Since the engine's start.
     pub submitted: Duration,
@@ -46,6 +49,7 @@ pub(super) struct Entry {
 #[derive(Debug, Default, Clone)]
 struct Rest {
     decision: Option<Decision>,
+    counts: Option<Arc<ExpertCounts>>,
     n_routed: u32,
     first: Option<Duration>,
     last: Option<Duration>,
@@ -55,19 +59,9 @@ struct Rest {
 
 impl Ledger {
     /// Opens an entry for a request that was accepted.
-    pub fn open(&self, request: RequestId, id: &str, choice: usize, prompt_tokens: u32, now: Duration) -> Arc<Entry> {
-        let entry = Arc::new(Entry {
-            request,
-            id: id.to_owned(),
-            choice,
-            prompt_tokens,
-            arrived: SystemTime::now(),
-            submitted: now,
-            n_generated: AtomicU32::new(0),
-            worker: AtomicU32::new(NOWHERE),
-            rest: Mutex::default(),
-        });
-        self.live.lock().insert(request, Arc::clone(&entry));
+    pub fn open(&self, entry: Entry) -> Arc<Entry> {
+        let entry = Arc::new(entry);
+        self.live.lock().insert(entry.request, Arc::clone(&entry));
         entry
     }
 
@@ -106,11 +100,35 @@ impl Ledger {
 }
 
 impl Entry {
-    pub fn routed(&self, decision: &Decision) {
+    /// A request that the engine accepted at `now`, since its start.
+    pub fn new(
+        request: RequestId,
+        id: &str,
+        choice: usize,
+        prompt_tokens: u32,
+        policy: &'static str,
+        now: Duration,
+    ) -> Self {
+        Self {
+            request,
+            id: id.to_owned(),
+            choice,
+            prompt_tokens,
+            policy,
+            arrived: SystemTime::now(),
+            submitted: now,
+            n_generated: AtomicU32::new(0),
+            worker: AtomicU32::new(NOWHERE),
+            rest: Mutex::default(),
+        }
+    }
+
+    pub fn routed(&self, decision: &Decision, counts: Option<Arc<ExpertCounts>>) {
         self.worker.store(decision.worker.0, Ordering::Relaxed);
         let mut rest = self.rest.lock();
         rest.n_routed += 1;
         rest.decision = Some(decision.clone());
+        rest.counts = counts;
     }
 
     /// Takes a token into account; the time since the one before it, if there was one.
@@ -144,6 +162,11 @@ impl Entry {
         self.rest.lock().decision.clone()
     }
 
+    /// The experts its prompt picked, once it was routed, where they are counted.
+    pub fn counts(&self) -> Option<Arc<ExpertCounts>> {
+        self.rest.lock().counts.clone()
+    }
+
     /// Time to the first token.
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.rest.lock().first?.saturating_sub(self.submitted))
@@ -175,6 +198,7 @@ impl Entry {
             "completion_tokens": self.n_generated(),
             "outcome": outcome,
             "worker": self.worker().map(|worker| worker.0),
+            "policy": self.policy,
             "route": decision,
             "n_routed": n_routed,
             "ttft_seconds": self.ttft().map(|time| time.as_secs_f64()),

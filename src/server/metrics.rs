@@ -58,6 +58,16 @@ struct Sampled {
     spilled: Counter,
     restored: Counter,
     unusable: Counter,
+    uncounted: Counter,
+    not_worth: Counter,
+    checkpoints: Counter,
+    returned: Counter,
+    pinned: Gauge,
+    row_bytes: Gauge,
+    ram_bytes: Gauge,
+    disk_bytes: Gauge,
+    disk_files: Gauge,
+    disk: Family<Why, Counter>,
     given_back: Family<Why, Counter>,
     /// Without an entry until a step was observed.
     experts: Family<[(&'static str, &'static str); 0], Real>,
@@ -69,6 +79,8 @@ struct Sampled {
     kv_used: Family<Worker, Real>,
     processing: Gauge,
     deferred: Gauge,
+    prompt_rate: Real,
+    output_rate: Real,
 }
 
 /// Durations that the engine counted.
@@ -111,6 +123,10 @@ impl Metrics {
             output_seconds: Seconds::default(),
             sampled: Sampled::default(),
         };
+        // Those that nobody has seen yet are zero, not missing.
+        for reason in ["api_key", "draining", "queue_full"] {
+            metrics.refused.get_or_create(&[("reason", reason)]).inc_by(0);
+        }
         metrics.register()
     }
 
@@ -134,6 +150,20 @@ impl Metrics {
         r.register("eldr_cache_copies", "Prefixes copied from another slot", s.copies.clone());
         r.register("eldr_cache_spilled", "Prefixes moved to host memory to make room", s.spilled.clone());
         r.register("eldr_cache_restored_tokens", "Tokens that came back from there", s.restored.clone());
+        r.register(
+            "eldr_cache_uncounted",
+            "Prefixes whose picks are not known in the counted layers",
+            s.uncounted.clone(),
+        );
+        r.register("eldr_cache_not_worth", "Stored prefixes that were faster computed", s.not_worth.clone());
+        r.register("eldr_cache_checkpoints", "Prefixes stored because memory can not be cut", s.checkpoints.clone());
+        r.register("eldr_cache_returned", "Answers that came back from decode workers", s.returned.clone());
+        r.register("eldr_cache_pinned_tokens", "Tokens that are never dropped", s.pinned.clone());
+        r.register("eldr_cache_row_bytes", "Bytes of the counts of cached blocks", s.row_bytes.clone());
+        r.register("eldr_cache_ram_bytes", "Bytes of stored prefixes in host memory", s.ram_bytes.clone());
+        r.register("eldr_cache_disk_bytes", "Bytes of stored prefixes on the disk", s.disk_bytes.clone());
+        r.register("eldr_cache_disk_files", "Stored prefixes on the disk", s.disk_files.clone());
+        r.register("eldr_cache_disk_prefixes", "What became of prefixes on the disk, by outcome", s.disk.clone());
         r.register("eldr_cache_unusable", "Prefixes that were there but could not be used", s.unusable.clone());
         r.register(
             "eldr_handoff_fallback",
@@ -165,6 +195,10 @@ impl Metrics {
             "Time from first to last token, summed",
             self.output_seconds.clone(),
         );
+        r.register("llamacpp:prompt_tokens_cached", "Prompt tokens that were not computed again", s.cached.clone());
+        let per_second = "tokens a second of a choice, on average since the start";
+        r.register("llamacpp:prompt_tokens_seconds", format!("Prompt {per_second}"), s.prompt_rate.clone());
+        r.register("llamacpp:predicted_tokens_seconds", format!("Generated {per_second}"), s.output_rate.clone());
         self.registry = r;
         self
     }
@@ -187,9 +221,9 @@ impl Metrics {
         self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
-    pub fn ended(&self, entry: &Entry, policy: &str, outcome: &str) {
+    pub fn ended(&self, entry: &Entry, outcome: &str) {
         let worker = entry.worker().map_or("none".to_owned(), |worker| worker.to_string());
-        let labels = [("policy", policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
+        let labels = [("policy", entry.policy.to_owned()), ("worker", worker), ("outcome", outcome.to_owned())];
         self.requests.get_or_create(&labels).inc();
         if let Some(ttft) = entry.ttft() {
             self.prompt_tokens.inc_by(u64::from(entry.prompt_tokens));
@@ -219,6 +253,9 @@ impl Metrics {
         s.queued.set(whole(stats.n_queued));
         s.processing.set(whole(stats.n_active - stats.n_queued.min(stats.n_active)));
         s.deferred.set(whole(stats.n_queued));
+        let rate = |n: &Counter, time: &Seconds| if time.get() > 0.0 { n.get() as f64 / time.get() } else { 0.0 };
+        s.prompt_rate.set(rate(&self.prompt_tokens, &self.prompt_seconds));
+        s.output_rate.set(rate(&self.output_tokens, &self.output_seconds));
         s.retried.inner().store(stats.dispatch.n_retried, Ordering::Relaxed);
         s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
         s.cached.inner().store(stats.cache.n_cached_tokens, Ordering::Relaxed);
@@ -230,6 +267,29 @@ impl Metrics {
         set(&s.spilled, stats.cache.n_spilled);
         set(&s.restored, stats.cache.n_restored_tokens);
         set(&s.unusable, stats.cache.n_fallbacks);
+        set(&s.uncounted, stats.cache.n_uncounted);
+        set(&s.not_worth, stats.cache.n_not_worth);
+        set(&s.checkpoints, stats.cache.n_checkpoints);
+        set(&s.returned, stats.cache.n_returned);
+        let gauge = |gauge: &Gauge, n: u64| {
+            gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        };
+        gauge(&s.pinned, stats.cache.n_pinned_tokens);
+        gauge(&s.row_bytes, stats.cache.n_row_bytes);
+        gauge(&s.ram_bytes, stats.cache_ram_bytes);
+        let disk = stats.cache_disk.clone().unwrap_or_default();
+        gauge(&s.disk_bytes, disk.n_bytes);
+        gauge(&s.disk_files, disk.n_files);
+        for (outcome, n) in [
+            ("written", disk.n_written),
+            ("skipped", disk.n_skipped),
+            ("failed", disk.n_failed),
+            ("read", disk.n_read),
+            ("refused", disk.n_refused),
+            ("removed", disk.n_removed),
+        ] {
+            set(&s.disk.get_or_create(&[("outcome", outcome)]), n);
+        }
         set(&s.given_back.get_or_create(&[("reason", "worker_lost")]), stats.n_given_back.worker_lost);
         set(&s.given_back.get_or_create(&[("reason", "not_run")]), stats.n_given_back.not_run);
         if let Some(reads) = stats.refit.as_ref().and_then(|refit| refit.reads) {

@@ -1,6 +1,29 @@
 //! The HTTP server: OpenAI's endpoints, llama-server's, and what shows how requests are routed.
 //!
 //! Never waits for a worker to say how it is doing, and never runs a model itself: it submits to an [`Engine`].
+//!
+//! ```
+//! # mod fake {
+//! #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+//! # }
+//!
+//! use eldr::server::{Ended, ModelCard, Server, ServerConfig, ServerError};
+//!
+//! # fn main() -> Result<(), ServerError> {
+//! let card = ModelCard { id: "toy".to_owned(), ..ModelCard::default() };
+//! let config = ServerConfig { listen: "127.0.0.1:0".parse().expect("an address"), ..ServerConfig::default() };
+//! let server = Server::new(fake::engine(), card, config)?;
+//! let router = server.router(); // for an axum program of your own, or
+//! # drop(router);
+//! # if false {
+//! match server.run(|address| println!("http://{address}/v1"))? {
+//!     Ended::Drained => println!("every request was answered"),
+//!     Ended::AtOnce => println!("stopped twice, so at once"),
+//! }
+//! # }
+//! # Ok(())
+//! # }
+//! ```
 
 mod app;
 mod ask;
@@ -12,6 +35,7 @@ mod completions;
 mod config;
 mod control;
 mod error;
+mod experts;
 mod fields;
 mod harmony;
 mod journal;
@@ -26,6 +50,7 @@ mod respond;
 mod schema;
 mod shape;
 mod signals;
+mod span;
 mod special;
 mod stop;
 mod template;
@@ -82,22 +107,22 @@ pub enum Ended {
 #[derive(Clone)]
 pub struct Server {
     app: Arc<app::App>,
-    reload: Option<Reload>,
 }
 
-/// What is done at a SIGHUP: a sentence about what has changed, or why nothing has.
+/// What reads files again: a sentence about what has changed, or why nothing has.
 type Reload = Arc<dyn Fn() -> Result<String, String> + Send + Sync>;
 
 impl Server {
     /// A server that does not listen yet.
     pub fn new(engine: Engine, card: ModelCard, config: ServerConfig) -> Result<Self, ServerError> {
-        Ok(Self { app: Arc::new(app::App::new(engine, card, config)?), reload: None })
+        Ok(Self { app: Arc::new(app::App::new(engine, card, config)?) })
     }
 
-    /// Calls `reload` at every SIGHUP, on a thread that may block. Without one the signal does nothing.
+    /// Calls `reload` at every SIGHUP and `POST /v1/eldr/reload`, on a thread that may block. Without one neither does
+    /// anything; of several the first counts.
     #[must_use]
-    pub fn on_reload(mut self, reload: impl Fn() -> Result<String, String> + Send + Sync + 'static) -> Self {
-        self.reload = Some(Arc::new(reload));
+    pub fn on_reload(self, reload: impl Fn() -> Result<String, String> + Send + Sync + 'static) -> Self {
+        self.app.reload.get_or_init(|| Arc::new(reload));
         self
     }
 
@@ -115,6 +140,8 @@ impl Server {
             .route("/v1/eldr/workers", get(control::workers))
             .route("/v1/eldr/workers/{id}/drain", post(control::drain))
             .route("/v1/eldr/workers/{id}/resume", post(control::resume))
+            .route("/v1/eldr/experts", get(experts::experts))
+            .route("/v1/eldr/reload", post(control::reload))
             .route("/v1/eldr/explain", get(control::explain).post(tokens::explain))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
@@ -145,7 +172,7 @@ impl Server {
             let failed = |error| ServerError::Listen(address, error);
             let listener = TcpListener::bind(address).await.map_err(failed)?;
             let mut signals = Signals::new().map_err(ServerError::Threads)?;
-            signals::reload_on_hangup(self.reload.clone()).map_err(ServerError::Threads)?;
+            signals::reload_on_hangup(self.app.reload.get().cloned()).map_err(ServerError::Threads)?;
             listening(listener.local_addr().map_err(failed)?);
             let (first, mut again) = tokio::sync::oneshot::channel::<()>();
             let second = async move {

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde_json::{Map, Value};
 
-use super::{error::ApiError, fields::wrong_kind};
+use super::{error::ApiError, fields::wrong_kind, span};
 
 /// Schemas inside schemas at most, and bytes of the grammar they make.
 const MAX_DEPTH: usize = 48;
@@ -50,7 +50,7 @@ pub(super) fn json_object() -> String {
 /// The grammar of the JSON texts that `schema`, found at `path`, allows; properties come in the schema's order.
 ///
 /// It knows `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `minItems`, `maxItems`,
-/// `minLength`, `maxLength`, `anyOf`, `oneOf`, `allOf` of one, and `$ref` into the schema. Anything else that could make
+/// `minLength`, `maxLength`, bounds of integers, `anyOf`, `oneOf`, `allOf` of one, and `$ref` into the schema. Anything else that could make
 /// a text invalid is refused, by its path.
 pub(super) fn json_schema(schema: &Value, path: &str) -> Result<String, ApiError> {
     let mut writer = Writer::new(schema, path);
@@ -186,7 +186,16 @@ impl<'a> Writer<'a> {
             }
             Some(other) => return Err(wrong_kind(&format!("{path}.type"), "a string", other)),
         };
+        if kinds.contains(&"number") {
+            // Which numbers with fractions lie between two others is more than a grammar should tell.
+            let bound = span::NAMES.iter().find(|name| map.contains_key(**name));
+            bound.map_or(Ok(()), |_| only(&["type"]))?;
+        }
         only(&[
+            "minimum",
+            "maximum",
+            "exclusiveMinimum",
+            "exclusiveMaximum",
             "type",
             "properties",
             "required",
@@ -227,7 +236,11 @@ impl<'a> Writer<'a> {
                 (0, None) => Ok("string".to_owned()),
                 (least, most) => self.rule(&format!("\"\\\"\" {} \"\\\"\"", repeat("char", least, most))),
             },
-            "number" | "integer" | "boolean" | "null" => Ok(kind.to_owned()),
+            "integer" => match span::of_schema(map, path)? {
+                Some((low, high)) => self.rule(&span::span(low, high)),
+                None => Ok(kind.to_owned()),
+            },
+            "number" | "boolean" | "null" => Ok(kind.to_owned()),
             _ => {
                 let path = format!("{path}.type");
                 Err(ApiError::invalid(&path, format!("{path} is {kind:?}, which is not a type of JSON schema")))
@@ -367,6 +380,8 @@ mod tests {
     #[test]
     fn schemas_become_rules() {
         assert_eq!(rules(&json!({"type": "integer", "title": "x"})), "root ::= integer\n");
+        let bounded = json!({"type": "integer", "exclusiveMinimum": 0, "maximum": 3});
+        assert_eq!(rules(&bounded), "root ::= r0\nr0 ::= ([1-3])\n");
         assert_eq!(rules(&json!({})), "root ::= value\n");
         assert_eq!(
             rules(&json!({"enum": ["a\"b", 1, null]})),
@@ -417,6 +432,8 @@ mod tests {
             (json!({"type": []}), "schema.type"),
             (json!({"type": "string", "pattern": "a+"}), "schema.pattern"),
             (json!({"properties": {"x": {"minimum": 3, "type": "number"}}}), "schema.properties.x.minimum"),
+            (json!({"type": "integer", "minimum": "a"}), "schema.minimum"),
+            (json!({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}), "schema.exclusiveMaximum"),
             (json!({"properties": {}, "required": ["x"]}), "schema.required"),
             (json!({"allOf": [{}, {}]}), "schema.allOf"),
             (json!({"anyOf": []}), "schema.anyOf"),

@@ -4,6 +4,9 @@ use crate::engine::Tokenizer;
 
 use super::{choice::Drawn, output::Delta};
 
+/// What answers to the same request and seed have in common, where they are the same.
+const FINGERPRINT: &str = concat!("eldr-", env!("CARGO_PKG_VERSION"));
+
 /// Which endpoint's words an answer is put into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -104,8 +107,8 @@ impl Shape {
             .collect();
         let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
         let mut answer = json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
-            "usage": usage,
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "system_fingerprint": FINGERPRINT, "choices": choices, "usage": usage,
         });
         if !routes.is_empty() {
             answer["eldr"] = routes.into();
@@ -158,7 +161,8 @@ impl Shape {
     fn chunk(&self, choices: &Value) -> Value {
         let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
         json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "system_fingerprint": FINGERPRINT, "choices": choices,
         })
     }
 }

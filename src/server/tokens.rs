@@ -77,5 +77,5 @@ pub(super) async fn explain(State(app): State<Arc<App>>, request: Request) -> Re
             return Err(error);
         }
     }
-    Ok(Json(explained(&app, &id, &[choice.entry().to_json()])))
+    Ok(Json(explained(&app, &id, &[Arc::clone(choice.entry())])))
 }

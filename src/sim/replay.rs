@@ -333,6 +333,7 @@ impl<'a> Run<'a> {
                         self.woken.push(worker.index());
                     }
                     Command::End(id, outcome) => self.end(id, &outcome),
+                    Command::Keep(..) => unreachable!("nothing is kept in a replay"),
                     Command::Cancel(..) => unreachable!("nothing is cancelled in a replay"),
                 }
             }

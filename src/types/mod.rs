@@ -2,11 +2,13 @@
 //!
 //! Nothing here computes, waits or does I/O.
 
+mod cpu_set;
 mod ids;
 mod request;
 mod shape;
 mod shown;
 
+pub use cpu_set::CpuSet;
 pub use ids::{RequestId, Slot, Token, WorkerId};
 pub use request::{FinishReason, Request, SamplingParams, TokenLogprobs, Usage};
 pub use shape::MoeShape;

@@ -50,6 +50,7 @@ need_test_tools() {
     have valgrind || missing+=(valgrind)
     have curl || missing+=(curl)
     have python3 || missing+=(python3)
+    have promtool || missing+=(prometheus)
     python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
     install_packages "${missing[@]}"
 }

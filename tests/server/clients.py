@@ -1,12 +1,14 @@
-"""What the official openai package gets from a running `eldr serve`: clients.py URL KEY."""
+"""What the official openai package and LangChain get from a running `eldr serve`: clients.py URL KEY."""
 
 import json
 import sys
 import threading
 import time
 import urllib.request
+from importlib.metadata import version
 
 import openai
+from langchain_openai import ChatOpenAI
 from openai import OpenAI
 
 URL, KEY = sys.argv[1:3]
@@ -75,7 +77,8 @@ def json_schema():
     schema = {
         "type": "object",
         "properties": {"title": {"type": "string", "maxLength": 12}, "kind": {"enum": ["a", "b"]},
-                       "pages": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}},
+                       "pages": {"type": "array", "items": {"type": "integer", "minimum": 1, "exclusiveMaximum": 1200}, "minItems": 1,
+                                 "maxItems": 2}},
         "required": ["title", "kind", "pages"], "additionalProperties": False,
     }
     for seed in range(3):
@@ -84,6 +87,7 @@ def json_schema():
             response_format={"type": "json_schema", "json_schema": {"name": "book", "strict": True, "schema": schema}})
         book = json.loads(reply.choices[0].message.content)
         assert list(book) == ["title", "kind", "pages"], book
+        assert all(1 <= page < 1200 for page in book["pages"]), book
         assert book["kind"] in ("a", "b") and 1 <= len(book["pages"]) <= 2 and reply.choices[0].finish_reason == "stop"
     reply = client.chat.completions.create(
         model=MODEL, messages=HI, max_tokens=8, extra_body={"grammar": 'root ::= "yes" | "no"'})
@@ -168,6 +172,36 @@ def concurrent():
     assert got == want
 
 
+def langchain():
+    model = ChatOpenAI(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, temperature=0, max_tokens=20, max_retries=0, timeout=300)
+    reply = model.invoke("Explain what a hash map is.")
+    assert reply.content and reply.usage_metadata["output_tokens"] <= 20
+    assert reply.content == client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=20, temperature=0).choices[0].message.content
+    parts = list(model.stream("Explain what a hash map is.", stream_usage=True))
+    assert "".join(part.content for part in parts) == reply.content
+    assert any(part.usage_metadata for part in parts), "a stream without its usage"
+    weather = {"name": "weather", "description": "The weather of a city", "parameters": {
+        "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}}
+    long = ChatOpenAI(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, temperature=0, max_tokens=200, max_retries=0, timeout=300)
+    call = long.bind_tools([weather], tool_choice="required").invoke("How is the weather in Rome?").tool_calls[0]
+    assert call["name"] == "weather" and call["args"]["city"] in ("Oslo", "Rome")
+    schema = {"title": "kind", "type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"],
+              "additionalProperties": False}
+    assert long.with_structured_output(schema, method="json_schema").invoke("Which kind?")["kind"] in ("a", "b")
+
+
+def eldr_fields():
+    """A policy for one request, its reasons, and several answers of which each says how it was routed."""
+    said = {"eldr": {"policy": "round_robin", "explain": True}, "ignore_eos": True}
+    reply = client.completions.create(model=MODEL, prompt="def f(", n=2, max_tokens=4, seed=1, extra_body=said)
+    assert [route["policy"] for route in reply.eldr] == ["round_robin"] * 2 and reply.eldr[0]["route"]["reason"] == "turn"
+    again = client.completions.create(model=MODEL, prompt="def f(", n=2, max_tokens=4, seed=1, extra_body={"ignore_eos": True})
+    assert [choice.text for choice in reply.choices] == [choice.text for choice in again.choices], "a policy changes no text"
+    expect(openai.BadRequestError, "eldr.policy", lambda: client.completions.create(
+        model=MODEL, prompt="x", extra_body={"eldr": {"policy": "fastest"}}))
+
+
 def expect(kind, param, action):
     try:
         action()
@@ -192,6 +226,6 @@ def wait_idle():
 
 
 for check in (chat, stream, completions, stop, logprobs, logit_bias, json_schema, tools, errors, timeouts, cancel, special_tokens,
-              priority, concurrent):
+              priority, concurrent, langchain, eldr_fields):
     check()
-    print(f"openai {openai.__version__}: {check.__name__} passed")
+    print(f"openai {openai.__version__}, langchain-openai {version('langchain-openai')}: {check.__name__} passed")

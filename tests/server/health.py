@@ -30,7 +30,7 @@ def ask(method, path, body=None):
 
 def main():
     until = time.monotonic() + seconds
-    n_tokens, lock = [0], threading.Lock()
+    n_tokens, lock, faults = [0], threading.Lock(), []
 
     def load(client):
         at = 0
@@ -38,7 +38,11 @@ def main():
             at += 1
             # No two share a beginning, so that nothing is held of any.
             prompt = f"{client} {at} " + "the quick brown fox jumps over it. " * (n_chars // 35)
-            usage = ask("POST", TEXT, json.dumps({"prompt": prompt, "max_tokens": 1}))["usage"]
+            try:
+                usage = ask("POST", TEXT, json.dumps({"prompt": prompt, "max_tokens": 1}))["usage"]
+            except (AssertionError, OSError) as fault:
+                faults.append(fault)
+                return
             with lock:
                 n_tokens[0] += usage["prompt_tokens"]
 
@@ -55,6 +59,7 @@ def main():
             times[path].append(time.perf_counter() - asked)
         time.sleep(0.01)
     [thread.join() for thread in threads]
+    assert not faults, faults[0]
     print(f"{n_tokens[0] / (time.monotonic() - began):.0f} prompt tokens a second meanwhile")
     for path, took in times.items():
         took.sort()

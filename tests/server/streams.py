@@ -1,6 +1,7 @@
-"""Many streams at once against a running `eldr serve --exact`: streams.py URL [STREAMS] [TOKENS].
+"""Many streams at once against a running `eldr serve --exact`: streams.py URL [STREAMS [TOKENS [PID]]].
 
-Each must be whole and say what the same request says alone. Prints what /health took meanwhile. Only loopback.
+Each must be whole and say what the same request says alone, twice. The memory of process PID must be the same after the second
+time. Prints what /health took meanwhile. Only loopback.
 """
 
 import http.client
@@ -13,6 +14,7 @@ import urllib.parse
 url = urllib.parse.urlparse(sys.argv[1])
 n_streams = min(int(sys.argv[2]), 1024) if len(sys.argv) > 2 else 256
 n_tokens = min(int(sys.argv[3]), 256) if len(sys.argv) > 3 else 24
+pid = int(sys.argv[4]) if len(sys.argv) > 4 else 0
 assert url.hostname in ("127.0.0.1", "localhost", "::1"), "only loopback"
 TOPICS = ["def parse_", "The court held that item ", "The patient took dose ", "Let x be "]
 
@@ -44,8 +46,15 @@ def streamed(i):
     return text
 
 
-def main():
-    want = [alone(i) for i in range(n_streams)]
+def rss():
+    if not pid:
+        return 0
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
+
+
+def at_once(want):
+    """All streams at the same time; how many were wrong."""
     got, health, over = [None] * n_streams, [], threading.Event()
 
     def one(i):
@@ -73,6 +82,17 @@ def main():
     health.sort()
     print(f"{n_streams} streams of {n_tokens} tokens in {took:.1f} s: {n_streams - wrong} equal to the same request alone; "
           f"/health p50 {health[len(health) // 2] * 1e3:.1f} ms, p99 {health[int(len(health) * .99)] * 1e3:.1f} ms of {len(health)}")
+    return wrong
+
+
+def main():
+    want = [alone(i) for i in range(n_streams)]
+    wrong = at_once(want)
+    warm = rss()
+    wrong += at_once(want)
+    grown = rss() - warm
+    print(f"resident memory: {warm:.1f} MiB after the first time, {grown:+.1f} MiB after the second")
+    assert grown < 32, "memory grows"
     sys.exit(1 if wrong else 0)
 
 

@@ -13,10 +13,7 @@ use eldr::{
     engine::{Engine, EngineParts, EngineWorker, Tokenizer},
     kv::ChunkCounts,
     route::LeastLoaded,
-    schedule::{
-        DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerInfo, SeqState,
-        StepPicks,
-    },
+    schedule::{DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerLayer},
     server::{ModelCard, Server, ServerConfig},
     types::{SamplingParams, Slot, Token},
 };
@@ -76,13 +73,13 @@ impl Gate {
 /// A fake worker whose prompts wait at a gate.
 struct Gated(FakeRunner, Gate);
 
-impl ModelRunner for Gated {
-    fn info(&self) -> &RunnerInfo {
-        self.0.info()
+impl RunnerLayer for Gated {
+    fn inner(&self) -> &dyn ModelRunner {
+        &self.0
     }
 
-    fn open(&mut self, slot: Slot, sampling: &SamplingParams, generated: &[Token]) -> Result<(), RunError> {
-        self.0.open(slot, sampling, generated)
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut self.0
     }
 
     fn prefill(
@@ -95,26 +92,6 @@ impl ModelRunner for Gated {
     ) -> Result<Option<Token>, RunError> {
         self.1.pass();
         self.0.prefill(slot, tokens, pos, last, counts)
-    }
-
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
-        self.0.decode(batch, next, picks)
-    }
-
-    fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> {
-        self.0.export(slot)
-    }
-
-    fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
-        self.0.import(slot, state)
-    }
-
-    fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
-        self.0.relocate(from, to)
-    }
-
-    fn close(&mut self, slot: Slot) -> Result<(), RunError> {
-        self.0.close(slot)
     }
 }
 

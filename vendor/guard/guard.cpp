@@ -2,9 +2,17 @@
 
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <new>
-#include <set>
 #include <string>
+
+// Exported by llama.cpp, but declared in a header that is not installed (src/llama-ext.h of the pinned version).
+struct llama_memory_breakdown_data {
+    size_t model   = 0;
+    size_t context = 0;
+    size_t compute = 0;
+};
+std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data> llama_get_memory_breakdown(const llama_context * ctx);
 
 namespace {
 
@@ -53,6 +61,15 @@ void * rpc_function(const char * name) {
 
 using rpc_add_fn   = ggml_backend_reg_t (*)(const char *);
 using rpc_serve_fn = void (*)(const char *, const char *, size_t, size_t, ggml_backend_dev_t *);
+
+// Found by name too: the CPU backend may be a library that is loaded at run time.
+void * cpu_function(const char * name) {
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    return cpu == nullptr ? nullptr : ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), name);
+}
+
+using threads_new_fn  = ggml_threadpool_t (*)(ggml_threadpool_params *);
+using threads_free_fn = void (*)(ggml_threadpool_t);
 
 } // namespace
 
@@ -216,23 +233,18 @@ int32_t eldr_guard_sampler_accept(llama_sampler * chain, llama_token token, char
     });
 }
 
-int32_t eldr_guard_rpc_add(const char * endpoint, size_t * out, char * message, size_t message_size) {
+int32_t eldr_guard_rpc_add(const char * endpoint, ggml_backend_dev_t * devices, size_t n_max, size_t * out,
+                           char * message, size_t message_size) {
     return guarded(message, message_size, [&]() -> int32_t {
         const auto add_server = reinterpret_cast<rpc_add_fn>(rpc_function("ggml_backend_rpc_add_server"));
         if (add_server == nullptr) {
             return ELDR_GUARD_NO_BACKEND;
         }
         ggml_backend_reg_t reg = add_server(endpoint);
-        *out = 0;
-        if (reg == nullptr) {
-            return ELDR_GUARD_OK;
+        *out = reg == nullptr ? 0 : ggml_backend_reg_dev_count(reg);
+        for (size_t i = 0; i < *out && i < n_max; ++i) {
+            devices[i] = ggml_backend_reg_dev_get(reg, i);
         }
-        // ggml hands out one registry for each endpoint, but registering it again would list its devices twice.
-        static std::set<ggml_backend_reg_t> registered;
-        if (registered.insert(reg).second) {
-            ggml_backend_register(reg);
-        }
-        *out = ggml_backend_reg_dev_count(reg);
         return ELDR_GUARD_OK;
     });
 }
@@ -247,6 +259,57 @@ int32_t eldr_guard_rpc_serve(const char * endpoint, size_t n_threads, ggml_backe
         serve(endpoint, nullptr, n_threads, 1, &device);
         return ELDR_GUARD_OK;
     });
+}
+
+int32_t eldr_guard_memory_of(const llama_context * ctx, eldr_guard_memory * rows, size_t n_max, size_t * out,
+                             char * message, size_t message_size) {
+    return guarded(message, message_size, [&]() -> int32_t {
+        *out = 0;
+        for (const auto & [type, bytes] : llama_get_memory_breakdown(ctx)) {
+            if (*out < n_max) {
+                rows[*out] = { ggml_backend_buft_get_device(type), ggml_backend_buft_is_host(type), bytes.model,
+                               bytes.context, bytes.compute };
+            }
+            ++*out;
+        }
+        return ELDR_GUARD_OK;
+    });
+}
+
+ggml_backend_buffer_type_t eldr_guard_host_buffers(void) {
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    return cpu == nullptr ? nullptr : ggml_backend_dev_buffer_type(cpu);
+}
+
+int32_t eldr_guard_threads_attach(llama_context * ctx, const uint32_t * cpus, size_t n_cpus, int32_t n_threads,
+                                  ggml_threadpool_t * out, char * message, size_t message_size) {
+    return guarded(message, message_size, [&]() -> int32_t {
+        const auto make = reinterpret_cast<threads_new_fn>(cpu_function("ggml_threadpool_new"));
+        if (make == nullptr) {
+            return ELDR_GUARD_NO_BACKEND;
+        }
+        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+        for (size_t i = 0; i < n_cpus; ++i) {
+            if (cpus[i] < GGML_MAX_N_THREADS) {
+                params.cpumask[cpus[i]] = true;
+            }
+        }
+        // Otherwise the calling thread is pinned here and now.
+        params.paused = true;
+        *out = make(&params);
+        if (*out == nullptr) {
+            throw std::bad_alloc();
+        }
+        llama_attach_threadpool(ctx, *out, *out);
+        return ELDR_GUARD_OK;
+    });
+}
+
+void eldr_guard_threads_free(ggml_threadpool_t pool) {
+    const auto release = reinterpret_cast<threads_free_fn>(cpu_function("ggml_threadpool_free"));
+    if (release != nullptr) {
+        release(pool);
+    }
 }
 
 } // extern "C"

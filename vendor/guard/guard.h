@@ -84,13 +84,36 @@ int32_t eldr_guard_sampler_apply(struct llama_sampler * chain, llama_token_data_
                                  size_t message_size);
 int32_t eldr_guard_sampler_accept(struct llama_sampler * chain, llama_token token, char * message, size_t message_size);
 
-// Registers the devices of an RPC server, once for each endpoint. *out is the number of devices it has; 0 when it did
-// not answer. Not thread-safe: ggml's device registry has no lock.
-int32_t eldr_guard_rpc_add(const char * endpoint, size_t * out, char * message, size_t message_size);
+// The devices of an RPC server, at most `n_max` of them into `devices`; *out is how many it has, 0 when it did not
+// answer. They are not registered, so nothing uses them that was not given them. ggml keeps them for ever.
+int32_t eldr_guard_rpc_add(const char * endpoint, ggml_backend_dev_t * devices, size_t n_max, size_t * out,
+                           char * message, size_t message_size);
 
 // Serves a device to others over RPC. Returns only when the server cannot go on.
 int32_t eldr_guard_rpc_serve(const char * endpoint, size_t n_threads, ggml_backend_dev_t device, char * message,
                              size_t message_size);
+
+// Bytes of one kind of buffer of a context made without allocating (llama_model_params.no_alloc).
+struct eldr_guard_memory {
+    ggml_backend_dev_t device; // null: the host's
+    bool   is_host;
+    size_t model;   // weights
+    size_t context; // keys and values
+    size_t compute; // intermediate results
+};
+
+// What a context and its model would take, at most `n_max` rows; *out is how many there are.
+int32_t eldr_guard_memory_of(const struct llama_context * ctx, struct eldr_guard_memory * rows, size_t n_max,
+                             size_t * out, char * message, size_t message_size);
+
+// The host's processors and memory as a buffer type; null without a CPU backend.
+ggml_backend_buffer_type_t eldr_guard_host_buffers(void);
+
+// Gives a context threads of its own: `n_threads`, on the processors whose numbers are in `cpus`. The pool is paused
+// until the first batch, whose thread becomes one of it. *out is the pool, to be freed after the context.
+int32_t eldr_guard_threads_attach(struct llama_context * ctx, const uint32_t * cpus, size_t n_cpus, int32_t n_threads,
+                                  ggml_threadpool_t * out, char * message, size_t message_size);
+void eldr_guard_threads_free(ggml_threadpool_t pool);
 
 #ifdef __cplusplus
 }

@@ -160,7 +160,8 @@ fn handed_on(events: &mut Vec<WorkerEvent>) -> Result<Vec<Handoff>, BenchError> 
             WorkerEvent::Lost { error } | WorkerEvent::Returned { error, .. } => {
                 return Err(EngineError::Run(error).into());
             }
-            WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Cache(_) => {}
+            WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Left(_) | WorkerEvent::Cache(_) => {
+            }
         }
     }
     Ok(handoffs)

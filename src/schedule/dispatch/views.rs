@@ -37,7 +37,7 @@ impl Dispatcher {
 
     /// The policy in use.
     pub fn policy_name(&self) -> &'static str {
-        self.policy.name()
+        self.policies.name()
     }
 
     /// Panics unless the bookings are exactly the requests that hold them.

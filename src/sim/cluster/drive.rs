@@ -123,6 +123,7 @@ impl Run<'_> {
                         self.woken.push(Source::Decode(worker));
                     }
                     Command::End(id, outcome) => self.end(id, &outcome),
+                    Command::Keep(..) => unreachable!("no answer is kept in a simulation"),
                     Command::Cancel(..) => unreachable!("nothing is cancelled in a simulation"),
                 }
             }

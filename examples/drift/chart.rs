@@ -1,0 +1,75 @@
+//! The rows as one SVG: a line for each scenario, a mark for each policy, with its interval.
+
+use std::{error::Error, path::Path};
+
+use eldr::sim::Interval;
+use plotters::{
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
+
+use crate::rows::Row;
+
+const COLOURS: [RGBColor; 5] = [
+    RGBColor(0x8a, 0x8f, 0x98),
+    RGBColor(0xd0, 0x8a, 0x2e),
+    RGBColor(0x2e, 0x96, 0x7d),
+    RGBColor(0x3b, 0x7d, 0xc4),
+    RGBColor(0x8e, 0x5a, 0xb0),
+];
+const SHOWN: [&str; 5] = ["round_robin", "band 0.1", "marginal", "marginal +refit", "clairvoyant"];
+const LEFT: i32 = 130;
+const WIDTH: i32 = 420;
+const HEAD: i32 = 64;
+/// A mark's line.
+const LINE: i32 = 13;
+/// Percent at either end.
+const RANGE: (f64, f64) = (-15.0, 20.0);
+
+/// Draws rows of the policies that are compared, or of all where it is not them.
+pub fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
+    let known = rows.iter().any(|row| row.policy == SHOWN[3]);
+    let rows: Vec<&Row> = rows.iter().filter(|row| !known || SHOWN.contains(&row.policy.as_str())).collect();
+    let n_scenarios = rows.windows(2).filter(|pair| pair[0].scenario != pair[1].scenario).count() + 1;
+    let height = HEAD + LINE * (rows.len() + n_scenarios) as i32 + 30;
+    let root = SVGBackend::new(path, ((2 * (LEFT + WIDTH)) as u32, height as u32)).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (panel, name) in ["median of TPOT", "P99 of TPOT"].into_iter().enumerate() {
+        let left = panel as i32 * (LEFT + WIDTH);
+        let x = |percent: f64| {
+            let share = (percent.clamp(RANGE.0, RANGE.1) - RANGE.0) / (RANGE.1 - RANGE.0);
+            left + LEFT + (share * f64::from(WIDTH - 30)) as i32
+        };
+        let title = format!("{name}, change in % against the best load balancer");
+        root.draw(&Text::new(title, (left + LEFT, 14), ("sans-serif", 15)))?;
+        for percent in [-10.0, 0.0, 10.0, 20.0] {
+            let line = vec![(x(percent), HEAD - 14), (x(percent), height - 20)];
+            root.draw(&PathElement::new(line, if percent == 0.0 { BLACK } else { RGBColor(0xdd, 0xdd, 0xdd) }))?;
+            let centre = ("sans-serif", 12).into_font().into_text_style(&root).pos(Pos::new(HPos::Center, VPos::Top));
+            root.draw(&Text::new(format!("{percent:+}"), (x(percent), HEAD - 28), centre))?;
+        }
+        let mut y = HEAD;
+        for (at, row) in rows.iter().enumerate() {
+            if at == 0 || rows[at - 1].scenario != row.scenario {
+                y += LINE;
+                root.draw(&Text::new(row.scenario.to_owned(), (left + 8, y - 6), ("sans-serif", 13)))?;
+            }
+            let nth = SHOWN.iter().position(|&shown| shown == row.policy);
+            let colour = COLOURS[nth.unwrap_or(at % COLOURS.len())];
+            let Interval { mean, low, high } = if panel == 0 { row.p50 } else { row.p99 };
+            root.draw(&PathElement::new(vec![(x(low), y), (x(high), y)], colour))?;
+            root.draw(&Circle::new((x(mean), y), 4, colour.filled()))?;
+            if nth.is_none() {
+                root.draw(&Text::new(row.policy.clone(), (left + 20, y - 1), ("sans-serif", 11)))?;
+            }
+            y += LINE;
+        }
+    }
+    for (nth, name) in SHOWN.iter().enumerate().filter(|_| known) {
+        let at = (LEFT + nth as i32 * 150, height - 12);
+        root.draw(&Circle::new((at.0 - 10, at.1 + 4), 4, COLOURS[nth].filled()))?;
+        root.draw(&Text::new((*name).to_owned(), at, ("sans-serif", 13)))?;
+    }
+    root.present()?;
+    Ok(())
+}

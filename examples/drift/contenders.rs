@@ -1,0 +1,91 @@
+//! Who is compared.
+
+use eldr::{
+    refit::RefitConfig,
+    route::{MarginalCostParams, PolicyKind},
+};
+
+/// A policy with its settings.
+#[derive(Debug, Clone)]
+pub struct Contender {
+    pub name: String,
+    pub kind: PolicyKind,
+    pub tau: f32,
+    /// It has the calibration's centroids, and whether they follow the traffic.
+    pub calibrated: bool,
+    pub refit: Option<RefitConfig>,
+    pub params: MarginalCostParams,
+    /// It is told what every request will pick.
+    pub knows: bool,
+    /// It is what `--policy auto` is, where there is a calibration.
+    pub is_default: bool,
+}
+
+impl Contender {
+    fn new(name: &str, kind: PolicyKind) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            tau: 0.1,
+            calibrated: kind.needs_calibration(),
+            refit: None,
+            params: MarginalCostParams::default(),
+            knows: false,
+            is_default: false,
+        }
+    }
+
+    fn band(tau: f32) -> Self {
+        Self { tau, ..Self::new(&format!("band {tau}"), PolicyKind::LocalityBand) }
+    }
+
+    fn default_policy(name: &str) -> Self {
+        let refit = Some(RefitConfig::default());
+        Self { calibrated: true, refit, ..Self::new(name, PolicyKind::MarginalCost) }
+    }
+}
+
+/// The load balancers first.
+pub fn all() -> Vec<Contender> {
+    let marginal = |name: &str| Contender::new(name, PolicyKind::MarginalCost);
+    let mut contenders: Vec<Contender> = balancers();
+    contenders.extend([0.0, 0.05, 0.1, 0.2, 0.4].map(Contender::band));
+    contenders.push(marginal("marginal"));
+    contenders.push(Contender { calibrated: true, ..marginal("marginal +centroids") });
+    contenders.push(Contender { is_default: true, ..Contender::default_policy("marginal +refit") });
+    let nothing_usual = MarginalCostParams { prior_tokens: 0.01, ..MarginalCostParams::default() };
+    contenders.push(Contender { knows: true, params: nothing_usual, ..Contender::default_policy("clairvoyant") });
+    contenders
+}
+
+fn balancers() -> Vec<Contender> {
+    let kinds = [PolicyKind::RoundRobin, PolicyKind::LeastLoaded, PolicyKind::PowerOfTwo, PolicyKind::Random];
+    kinds.map(|kind| Contender::new(kind.name(), kind)).to_vec()
+}
+
+/// The default policy, one setting changed at a time.
+pub fn ablations() -> Vec<Contender> {
+    let mut contenders = balancers();
+    contenders.push(Contender { is_default: true, ..Contender::default_policy("default") });
+    contenders.push(Contender { refit: None, ..Contender::default_policy("refit off") });
+    contenders.push(Contender { calibrated: false, refit: None, ..Contender::default_policy("centroids off") });
+    let mut vary = |name: String, change: &dyn Fn(&mut Contender)| {
+        let mut contender = Contender::default_policy(&name);
+        change(&mut contender);
+        contenders.push(contender);
+    };
+    for lambda in [0.0, 0.05, 0.2, 0.4, 0.8] {
+        vary(format!("lambda {lambda}"), &|contender| contender.params.lambda = lambda);
+    }
+    for prior_tokens in [0.5, 8.0, 32.0] {
+        vary(format!("a {prior_tokens}"), &|contender| contender.params.prior_tokens = prior_tokens);
+    }
+    for pull in [1.0, 2.0, 3.0] {
+        vary(format!("pull {pull}"), &|contender| contender.params.pull = pull);
+    }
+    for max_signatures in [128, 256, 512, 2048] {
+        let refit = RefitConfig { max_signatures, ..RefitConfig::default() };
+        vary(format!("window {max_signatures}"), &|contender| contender.refit = Some(refit.clone()));
+    }
+    contenders
+}

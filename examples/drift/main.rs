@@ -1,0 +1,58 @@
+//! The policies on traffic that is as calibrated, that is not, that changes, and on workers that differ, slow down, are
+//! lost and join: what each gains, and how much a router that knew every pick would.
+//!
+//! `cargo run --release --example drift -- task.trace out 8` replays a trace with domains (`eldr record`) over 8 decode
+//! workers and writes out.json (one row a scenario and policy) and out.svg. A fourth argument is the number of seeds, a
+//! fifth `ablations` to vary the default policy's settings instead.
+#![expect(clippy::print_stdout, reason = "it prints tables")]
+
+mod cases;
+mod chart;
+mod clairvoyant;
+mod contenders;
+mod overtaking;
+mod recovery;
+mod rows;
+
+use std::{error::Error, fs, path::Path};
+
+use cases::{Case, World};
+use contenders::Contender;
+use eldr::engine::read_trace;
+use rows::Row;
+
+/// Calibrations and orders are drawn with these; none was used to choose a setting.
+const FIRST_SEED: u64 = 101;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let [_, trace, out, n_workers, rest @ ..] = &args[..] else {
+        return Err("give a trace, where to write, and a number of decode workers".into());
+    };
+    let n_seeds = rest.first().map_or(Ok(8), |n| n.parse())?;
+    let n_workers = n_workers.parse()?;
+    let ablations = rest.get(1).is_some_and(|mode| mode == "ablations");
+    let world = World::new(read_trace(Path::new(trace))?, n_workers, FIRST_SEED..FIRST_SEED + n_seeds);
+    let contenders = if ablations { contenders::ablations() } else { contenders::all() };
+    let cases: &[Case] = if ablations { &Case::ABLATIONS } else { &Case::ALL };
+    let mut rows = Vec::new();
+    for &case in cases {
+        let of_case = compare(&world, case, &contenders)?;
+        rows::print(&of_case);
+        rows.extend(of_case);
+    }
+    let behind: Vec<&Row> = rows.iter().filter(|row| row.is_default && row.p50_to_round_robin.low > 0.0).collect();
+    println!("the default is behind round robin in {} of {} cases", behind.len(), cases.len());
+    let overtaking = overtaking::all(&world)?;
+    overtaking::print(&overtaking);
+    let json = serde_json::json!({ "trace": Path::new(trace).file_stem().map(|name| name.to_string_lossy()), "rows": rows, "overtaking": overtaking });
+    fs::write(format!("{out}.json"), serde_json::to_string_pretty(&json)?)?;
+    chart::draw(Path::new(&format!("{out}.svg")), &rows)?;
+    Ok(())
+}
+
+/// One row for each contender.
+fn compare(world: &World, case: Case, contenders: &[Contender]) -> Result<Vec<Row>, Box<dyn Error>> {
+    let runs = world.seeds().map(|seed| world.serve(case, seed, contenders)).collect::<Result<Vec<_>, _>>()?;
+    Ok(rows::rows(case, world.n_workers, contenders, &runs))
+}

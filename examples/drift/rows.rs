@@ -1,0 +1,80 @@
+//! What is reported of a scenario and a policy.
+
+use eldr::sim::Interval;
+use serde::Serialize;
+
+use crate::{
+    cases::{Case, Outcome},
+    contenders::Contender,
+};
+
+/// Changes in percent, with 95% intervals over the seeds; one is against what the same seed gave the other policy.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    pub scenario: &'static str,
+    pub workers: usize,
+    pub policy: String,
+    pub is_default: bool,
+    pub seeds: usize,
+    /// Of the time per output token, against the best of round robin, least loaded, power of two and random.
+    pub p50: Interval,
+    pub p99: Interval,
+    pub mean: Interval,
+    /// The same against round robin.
+    pub p50_to_round_robin: Interval,
+    pub experts_per_step: f64,
+    /// Decode steps of a worker until recovered, for each change of the workers; the mean over the seeds.
+    pub recovery_steps: Vec<f64>,
+}
+
+/// One row a contender; the first four are the load balancers, the first of them round robin.
+pub fn rows(case: Case, workers: usize, contenders: &[Contender], runs: &[Vec<Outcome>]) -> Vec<Row> {
+    let mean =
+        |at: usize, of: fn(&Outcome) -> f64| runs.iter().map(|run| of(&run[at])).sum::<f64>() / runs.len() as f64;
+    let best = |of: fn(&Outcome) -> f64| (0..4).min_by(|&a, &b| mean(a, of).total_cmp(&mean(b, of))).expect("four");
+    let change = |at: usize, to: usize, of: fn(&Outcome) -> f64| {
+        let changes: Vec<f64> = runs.iter().map(|run| 100.0 * (of(&run[at]) / of(&run[to]) - 1.0)).collect();
+        Interval::of(&changes)
+    };
+    let p50: fn(&Outcome) -> f64 = |run| run.p50;
+    let p99: fn(&Outcome) -> f64 = |run| run.p99;
+    let average: fn(&Outcome) -> f64 = |run| run.mean;
+    let row = |(at, contender): (usize, &Contender)| {
+        let n_changes = runs.iter().map(|run| run[at].recoveries.len()).min().unwrap_or(0);
+        let recovery = |change: usize| runs.iter().map(|run| run[at].recoveries[change] as f64).sum::<f64>();
+        Row {
+            scenario: case.name(),
+            workers,
+            policy: contender.name.clone(),
+            is_default: contender.is_default,
+            seeds: runs.len(),
+            p50: change(at, best(p50), p50),
+            p99: change(at, best(p99), p99),
+            mean: change(at, best(average), average),
+            p50_to_round_robin: change(at, 0, p50),
+            experts_per_step: mean(at, |run| run.experts),
+            recovery_steps: (0..n_changes).map(|change| recovery(change) / runs.len() as f64).collect(),
+        }
+    };
+    contenders.iter().enumerate().map(row).collect()
+}
+
+pub fn print(rows: &[Row]) {
+    println!("{}, {} workers, {} seeds", rows[0].scenario, rows[0].workers, rows[0].seeds);
+    for row in rows {
+        let half = |interval: &Interval| (interval.high - interval.low) / 2.0;
+        let (p50, p99) = (&row.p50, &row.p99);
+        let recovery: String = row.recovery_steps.iter().map(|steps| format!("  {steps:.0} steps")).collect();
+        println!(
+            "  {:20} p50 {:+6.1} +-{:4.1}  p99 {:+6.1} +-{:4.1}  mean {:+6.1} +-{:4.1}  {:5.1} experts{recovery}",
+            row.policy,
+            p50.mean,
+            half(p50),
+            p99.mean,
+            half(p99),
+            row.mean.mean,
+            half(&row.mean),
+            row.experts_per_step,
+        );
+    }
+}

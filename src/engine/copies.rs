@@ -1,0 +1,275 @@
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    engine::{
+        EngineConfig, EngineError, FlashAttention, KvFormat, LlamaRunner, Permits, Placed, TapUse, WorkerSpec,
+        sharing::{Sharing, device, host_experts, uses_host},
+    },
+    llama::{
+        Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelParams, pin_thread, prefer_memory_of,
+    },
+    schedule::{ModelRunner, Recovery},
+    types::CpuSet,
+};
+
+/// Tokens a decode context computes at once beyond its batch: what a lost hand-off is prefilled again in.
+const REFILL_UBATCH: u32 = 128;
+
+/// The model on one device, its experts in one place.
+#[derive(Clone)]
+pub(super) struct ModelCopy {
+    params: ModelParams,
+    pub model: Model,
+    /// The turns its workers take. A remote device has one connection for all contexts of a process, and ggml's client
+    /// lets calls of several threads mix on it: the wrong bytes arrive, or none.
+    turns: Option<Arc<Permits>>,
+}
+
+impl ModelCopy {
+    pub fn device(&self) -> &Device {
+        self.model.device()
+    }
+}
+
+/// A worker that is ready to run.
+pub(super) struct ReadyWorker {
+    pub name: String,
+    pub runner: LlamaRunner,
+    pub permits: Option<Arc<Permits>>,
+}
+
+/// The copies of a model that the workers of a configuration share: one for each device and place of its experts.
+pub(super) struct Copies {
+    path: PathBuf,
+    copies: Mutex<Vec<ModelCopy>>,
+    pub sharing: Sharing,
+}
+
+impl Copies {
+    /// Loads the file once for each device and setting that `config` names.
+    pub fn load(path: &Path, config: &EngineConfig, sharing: Sharing) -> Result<Self, EngineError> {
+        let copies = Self { path: path.to_owned(), copies: Mutex::default(), sharing };
+        for spec in config.prefill.0.iter().chain(&config.decode.0) {
+            copies.copy(&device(&copies.sharing.best, spec, config)?, spec, config, true)?;
+        }
+        Ok(copies)
+    }
+
+    /// The first copy, which knows the vocabulary and the shape as every other does.
+    pub fn first(&self) -> ModelCopy {
+        self.copies.lock()[0].clone()
+    }
+
+    /// The copy for a worker, loaded if it may be.
+    fn copy(
+        &self,
+        device: &Device,
+        spec: &WorkerSpec,
+        config: &EngineConfig,
+        may_load: bool,
+    ) -> Result<ModelCopy, EngineError> {
+        let params = model_params(config, spec, device);
+        let mut copies = self.copies.lock();
+        if let Some(copy) = copies.iter().find(|copy| copy.params == params && copy.device().failure().is_none()) {
+            return Ok(copy.clone());
+        }
+        if !may_load {
+            return Err(EngineError::Config(format!("the model was not loaded on {}", place(device))));
+        }
+        let model = Model::load(&Backend::init(), &self.path, &params)?;
+        let is_same = |other: &Device| match device.endpoint() {
+            // The copies that a server's failure took with it, too: their workers keep their turns.
+            Some(endpoint) => other.endpoint() == Some(endpoint),
+            None => other == device,
+        };
+        let on_same = copies.iter().find(|copy| is_same(copy.device())).and_then(|copy| copy.turns.clone());
+        let turns = on_same.or_else(|| match device.kind() {
+            DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
+            _ if uses_host(device, spec, config) => Some(Arc::clone(&self.sharing.threads.permits)),
+            _ => None,
+        });
+        // What has failed is of no use to anybody new.
+        copies.retain(|copy| copy.device().failure().is_none());
+        let copy = ModelCopy { params, model, turns };
+        copies.push(copy.clone());
+        Ok(copy)
+    }
+
+    /// A worker as placed. It can be made again after its device failed and came back.
+    pub fn worker(
+        self: &Arc<Self>,
+        kind: &'static str,
+        index: usize,
+        placed: Placed<'_>,
+        config: &EngineConfig,
+        tap: &TapUse,
+    ) -> Result<ReadyWorker, EngineError> {
+        let device = device(&self.sharing.best, placed.spec, config)?;
+        let seat = Seat {
+            kind,
+            index,
+            spec: placed.spec.clone(),
+            cpus: placed.cpus(),
+            config: config.clone(),
+            tap: tap.clone(),
+        };
+        self.seated(seat, device, false)
+    }
+
+    fn seated(self: &Arc<Self>, seat: Seat, device: Device, may_load: bool) -> Result<ReadyWorker, EngineError> {
+        let Seat { kind, index, spec, cpus, config, tap } = &seat;
+        let copy = self.copy(&device, spec, config, may_load)?;
+        let mut params = context_params(kind, spec, cpus.as_ref(), config, &copy.model, &self.sharing)?;
+        params.name = format!("{kind} {index} on {}", place(&device));
+        let exact = is_exact(config, &params, &self.sharing);
+        let node = cpus.as_ref().and_then(|cpus| self.sharing.topology.node_of(cpus));
+        let mut runner = at(cpus.as_ref(), node.filter(|_| self.sharing.topology.nodes.len() > 1), || {
+            LlamaRunner::new(&copy.model, &params, tap, exact)
+        })?;
+        let permits = if cpus.is_some() { None } else { copy.turns };
+        if device.endpoint().is_some() {
+            runner.set_recovery(Arc::new(Revival { copies: Arc::clone(self), seat, device }));
+        }
+        Ok(ReadyWorker { name: params.name, runner, permits })
+    }
+}
+
+/// What a worker is, so that it can be made again.
+#[derive(Clone)]
+struct Seat {
+    kind: &'static str,
+    index: usize,
+    spec: WorkerSpec,
+    cpus: Option<CpuSet>,
+    config: EngineConfig,
+    tap: TapUse,
+}
+
+/// The longest a server that failed may take to say that it is back.
+const QUICK: Duration = Duration::from_secs(2);
+
+/// The way back of a worker on a remote device.
+struct Revival {
+    copies: Arc<Copies>,
+    seat: Seat,
+    device: Device,
+}
+
+impl Recovery for Revival {
+    fn failure(&self) -> Option<String> {
+        self.device.failure().map(str::to_owned)
+    }
+
+    fn revive(&self) -> Result<Box<dyn ModelRunner>, String> {
+        let again = || {
+            let deadline = self.seat.config.rpc_deadline;
+            let device = Backend::init().renewed(&self.device, deadline.min(QUICK))?;
+            device.set_deadline(deadline);
+            self.copies.seated(self.seat.clone(), device, true)
+        };
+        again().map(|worker| Box::new(worker.runner) as Box<dyn ModelRunner>).map_err(|error| error.to_string())
+    }
+}
+
+/// Runs `body` on these processors, its memory on that node where the kernel allows it.
+fn at<T: Send>(cpus: Option<&CpuSet>, node: Option<u32>, body: impl FnOnce() -> T + Send) -> T {
+    let Some(cpus) = cpus else { return body() };
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            let bound = pin_thread(cpus).and_then(|()| node.map_or(Ok(()), prefer_memory_of));
+            if let Err(error) = bound {
+                log::warn!("{error}; the worker's memory may be far from its processors");
+            }
+            body()
+        });
+        there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// What a device is called in the names of its workers.
+fn place(device: &Device) -> String {
+    device.endpoint().map_or_else(|| device.name().to_owned(), |endpoint| format!("rpc:{endpoint}"))
+}
+
+/// How a worker's context is made, its name left out.
+pub(super) fn context_params(
+    kind: &str,
+    spec: &WorkerSpec,
+    cpus: Option<&CpuSet>,
+    config: &EngineConfig,
+    model: &Model,
+    sharing: &Sharing,
+) -> Result<ContextParams, EngineError> {
+    let device = model.device();
+    let host = uses_host(device, spec, config);
+    let is_remote = device.kind() == DeviceKind::Rpc;
+    let n_threads = match (spec.n_threads, cpus) {
+        (Some(n), _) => n,
+        (None, Some(cpus)) => cpus.len() as u32,
+        (None, None) if host && !is_remote => sharing.threads.n_threads,
+        // A device computes; the thread that calls it has little to do.
+        (None, None) => 1,
+    };
+    if is_remote && n_threads > 1 {
+        return Err(EngineError::Config(format!(
+            "'{spec}' asks for threads of this machine for a device of another: start its server with as many"
+        )));
+    }
+    let flash_attn = match config.flash_attention {
+        FlashAttention::Auto => sharing.on_device,
+        FlashAttention::On => true,
+        FlashAttention::Off => false,
+    };
+    let n_ctx_slot = config.n_ctx_slot.min(model.facts().n_ctx_train);
+    let chunk = config.chunk.min(n_ctx_slot);
+    let n_batch = chunk.max(config.n_slots);
+    let n_ubatch = if kind == "prefill" { chunk } else { REFILL_UBATCH.max(config.n_slots) };
+    let shared_cpus = || if host { sharing.shared_cpus.clone() } else { CpuSet::default() };
+    Ok(ContextParams {
+        n_ctx_slot,
+        n_slots: config.n_slots,
+        n_batch,
+        n_ubatch: spec.n_batch.unwrap_or(n_ubatch).min(n_batch),
+        n_threads,
+        cpus: cpus.cloned().unwrap_or_else(shared_cpus),
+        flash_attn,
+        swa_full: config.swa_full,
+        type_k: kv_type(config.kv_format),
+        type_v: kv_type(config.kv_format),
+        op_offload: spec.op_offload.unwrap_or(true),
+        ..ContextParams::default()
+    })
+}
+
+/// Whether a worker can be exact where that is asked for: several threads of flash attention divide the keys among them,
+/// which changes the sums.
+pub(super) fn is_exact(config: &EngineConfig, params: &ContextParams, sharing: &Sharing) -> bool {
+    config.exact && (!params.flash_attn || (!sharing.on_device && params.n_threads == 1))
+}
+
+pub(super) fn kv_type(format: KvFormat) -> KvType {
+    match format {
+        KvFormat::F16 => KvType::F16,
+        KvFormat::Q8_0 => KvType::Q8_0,
+        KvFormat::F32 => KvType::F32,
+    }
+}
+
+pub(super) fn model_params(config: &EngineConfig, spec: &WorkerSpec, device: &Device) -> ModelParams {
+    let is_cpu = device.kind() == DeviceKind::Cpu;
+    ModelParams {
+        device: Some(device.clone()),
+        // They change nothing on the CPU, whose workers share one copy.
+        n_gpu_layers: spec.n_gpu_layers.or(config.n_gpu_layers).filter(|_| !is_cpu),
+        cpu_moe: if is_cpu { CpuMoe::None } else { host_experts(config, spec) },
+        use_mmap: config.use_mmap,
+        extra_bufts: config.extra_bufts,
+        no_alloc: false,
+    }
+}

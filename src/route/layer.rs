@@ -1,0 +1,64 @@
+//! What a policy around another policy passes on: everything, but for what it is there to change.
+//!
+//! Never decides.
+
+use std::sync::Arc;
+
+use ndarray::Array2;
+
+use crate::{
+    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    types::{RequestId, WorkerId},
+};
+
+/// A [`RoutePolicy`] around another one, which gets every call that the layer does not take for itself.
+///
+/// Here and not in [`RoutePolicy`]'s defaults, because those are for policies that do not need to be told: a layer that
+/// forgot to pass a call on would silently make the policy inside blind.
+pub trait PolicyLayer: Send {
+    /// The policy around which this one stands.
+    fn inner(&self) -> &dyn RoutePolicy;
+
+    /// The same, to ask it.
+    fn inner_mut(&mut self) -> &mut dyn RoutePolicy;
+
+    /// See [`RoutePolicy::select`].
+    fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+        self.inner_mut().select(request, workers)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a default here would be a call not passed on")]
+impl<L: PolicyLayer> RoutePolicy for L {
+    fn name(&self) -> &'static str {
+        self.inner().name()
+    }
+
+    fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+        PolicyLayer::select(self, request, workers)
+    }
+
+    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.inner_mut().set_centroids(centroids)
+    }
+
+    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
+        self.inner_mut().cost(request, workers)
+    }
+
+    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
+        self.inner_mut().placed(request, worker);
+    }
+
+    fn left(&mut self, id: RequestId, worker: WorkerId) {
+        self.inner_mut().left(id, worker);
+    }
+
+    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
+        self.inner_mut().stepped(worker, n_batch, time);
+    }
+
+    fn step_time_error(&self) -> Option<f64> {
+        self.inner().step_time_error()
+    }
+}
