@@ -229,16 +229,6 @@ impl<'a> Bench<'a> {
         durations: Durations,
         progress: &mut dyn FnMut(usize),
     ) -> Result<VirtualOutcome, BenchError> {
-        self.run_virtual_at(picks, durations, self.params.concurrency, progress)
-    }
-
-    fn run_virtual_at(
-        &self,
-        picks: Option<&mut PickStore>,
-        durations: Durations,
-        concurrency: Option<usize>,
-        progress: &mut dyn FnMut(usize),
-    ) -> Result<VirtualOutcome, BenchError> {
         let probe = Probe::new(Instant::now(), self.stopwatch());
         let parts = self.parts(picks.is_some(), &probe)?;
         let eog = parts.tokenizer.end_tokens().to_vec();
@@ -261,7 +251,7 @@ impl<'a> Bench<'a> {
         if let Some(refitter) = self.refitter()? {
             run = run.refitting(refitter);
         }
-        run.run(&self.requests, concurrency, progress)
+        run.run(&self.requests, self.params.concurrency, progress)
     }
 
     /// Whether prompts begin with what others left behind: their prefills then differ from run to run.
