@@ -58,7 +58,7 @@ fn no_policy_allocates_to_decide_and_none_to_book_once_it_has_been_full() {
     };
     for kind in PolicyKind::ALL {
         let mut policy = build(kind, &mut rng);
-        let mut place = |policy: &mut Box<dyn RoutePolicy>, ids: std::ops::Range<u64>| {
+        let place = |policy: &mut Box<dyn RoutePolicy>, ids: std::ops::Range<u64>| {
             for id in ids.clone() {
                 let worker = policy.select(&request(id), &workers).unwrap().worker;
                 policy.cost(&request(id), &workers);
