@@ -35,7 +35,7 @@ static void print(eldr_request *request) {
   while (eldr_request_next(request, -1, &event) == ELDR_STATUS_OK) {
     switch (event.kind) {
     case ELDR_EVENT_KIND_TOKEN: fwrite(event.text, 1, event.n_text, stdout); break;
-    case ELDR_EVENT_KIND_ROUTED: printf("[worker %u, %s] ", event.decision.worker, event.decision.reason); break;
+    case ELDR_EVENT_KIND_ROUTED: printf("[worker %u, %s] ", event.decision->worker, event.decision->reason); break;
     case ELDR_EVENT_KIND_END: printf("%s\n[%u tokens]\n", event.text, event.n_generated); break;
     default: printf("[failed: %s]\n", event.text); break;
     }

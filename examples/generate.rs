@@ -6,12 +6,10 @@
 use std::{
     error::Error,
     io::{Write, stdout},
-    path::Path,
 };
 
 use eldr::{
-    Engine, EngineConfig, StreamEvent,
-    engine::WorkerList,
+    EngineConfig, StreamEvent,
     types::{Request, SamplingParams},
 };
 
@@ -21,8 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompt = args.next().unwrap_or_else(|| "def read_lines(path):".to_owned());
 
     // One prefill worker and two decode workers on the best device there is.
-    let config = EngineConfig { decode: WorkerList::best(2), ..EngineConfig::default() };
-    let engine = Engine::open(Path::new(&model), &config)?;
+    let engine = EngineConfig::builder().prefill("1").decode("2").open(&model)?;
     let mut stream = engine.submit(Request {
         prompt: engine.tokenize(&prompt)?,
         max_tokens: 64,

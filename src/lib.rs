@@ -26,13 +26,29 @@
 //! `llama` and the loading of models is there, over any
 //! [`ModelRunner`](schedule::ModelRunner).
 //!
+//! # Versions
+//!
+//! Semantic versioning, of what a program can be written against. Before 1.0 a new minor number may break it, a new patch
+//! number does not; the CHANGELOG says what to change.
+//!
+//! - Stable in this sense: all that is public and documented here, the names of policies, events and reasons (in code, JSON
+//!   and C alike), the command line's options and exit codes, the HTTP routes, and the formats of calibrations, traces and
+//!   reports. A file says its format's version; another one is refused in a sentence that says what to do.
+//! - Not stable: `bench` and `llama`, which are public for the program and for tests; the words of errors and logs; numbers
+//!   that a seed or a default leads to, such as which worker a tie goes to.
+//! - Errors and enums marked `non_exhaustive` get new variants in any version, and [`EngineConfig`], [`types::SamplingParams`]
+//!   and the other structs with a `Default` get new fields in a minor one: write `..Default::default()`.
+//! - The oldest Rust is the `rust-version` of `Cargo.toml`; a minor version may raise it. So may llama.cpp's pinned version,
+//!   whose models and numbers are its own.
+//! - The C library has a version of its own, `ELDR_ABI_VERSION` and the soname: the head of `eldr.h` says what stays.
+//!
 //! ```no_run
-//! use eldr::{Engine, EngineConfig, types::{Request, SamplingParams}};
+//! use eldr::{EngineConfig, types::{Request, SamplingParams}};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(feature = "llama")] {
-//! let config = EngineConfig { decode: "2@cuda:0,2@cuda:1".parse()?, ..EngineConfig::default() };
-//! let engine = Engine::open("model.gguf".as_ref(), &config)?;
+//! // Everything that is wrong with the settings is said at once.
+//! let engine = EngineConfig::builder().decode("2@cuda:0,2@cuda:1").policy("auto").open("model.gguf")?;
 //! let request = Request {
 //!     prompt: engine.tokenize("Once upon a time")?,
 //!     max_tokens: 64,
@@ -69,7 +85,7 @@ pub mod trace;
 pub mod types;
 
 pub use calibrate::Calibration;
-pub use engine::{Engine, EngineConfig, EngineError, StreamEvent, TokenStream};
+pub use engine::{Engine, EngineBuilder, EngineConfig, EngineError, StreamEvent, TokenStream};
 pub use route::{Decision, PolicyKind, RoutePolicy};
 
 /// The README's code compiles.

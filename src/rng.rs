@@ -3,6 +3,13 @@
 //! Never reads entropy, a clock or a thread id.
 
 /// A `SplitMix64` generator (Steele, Lea and Flood, OOPSLA 2014): 64 bits of state, full period.
+///
+/// ```
+/// use eldr::rng::Rng;
+///
+/// let (mut one, mut other) = (Rng::new(7), Rng::new(7));
+/// assert_eq!((one.below(10), one.uniform()), (other.below(10), other.uniform()));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: u64,

@@ -6,6 +6,8 @@
 mod fake;
 #[path = "capi/header.rs"]
 mod header;
+#[path = "capi/marginal.rs"]
+mod marginal;
 #[cfg(feature = "llama")]
 #[path = "capi/reference.rs"]
 mod reference;

@@ -9,6 +9,8 @@ mod calibrating;
 mod outputs;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/simulating.rs"]
+mod simulating;
 mod support;
 #[path = "cli/verbs.rs"]
 mod verbs;

@@ -408,7 +408,7 @@ fn a_lost_worker_is_not_resumed_and_a_new_one_takes_its_place() {
     assert!(lost.is_err(), "{lost:?}");
     assert_eq!(
         engine.resume_decode(WorkerId(0)).unwrap_err().to_string(),
-        "decode worker 0 is lost and does not come back: add a new one"
+        "decode worker 0 is lost: it comes back with its device, or add a new one"
     );
     assert_eq!(engine.stats().lost, [true]);
     engine.add_decode(fake_worker("decode 1", 4, 256)).unwrap();

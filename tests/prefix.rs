@@ -4,14 +4,18 @@
 
 mod support;
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use eldr::{
-    engine::{LlamaRunner, TapUse},
+    engine::{DiskTier, LlamaRunner, PrefixTiers, RamTier, RestoreRates, TapUse},
     llama::{Backend, Batch, Context, ContextParams, Model, ModelParams},
-    schedule::{CacheStats, Handoff, Job, ModelRunner, PrefillWorker, PrefixConfig, WorkerEvent},
-    types::{Request, RequestId, SamplingParams, Slot, Token},
+    schedule::{
+        Answers, CacheStats, DecodeWorker, Handoff, Job, Leftover, ModelRunner, PrefillWorker, PrefixConfig,
+        PrefixStore, Reuse, WorkerEvent,
+    },
+    types::{FinishReason, Request, RequestId, SamplingParams, Slot, Token},
 };
+use proptest::prelude::*;
 use support::planted::{self, Arch};
 
 const CHUNK: u32 = 64;
@@ -36,6 +40,9 @@ struct Rig {
     runner: LlamaRunner,
     worker: PrefillWorker,
     stats: CacheStats,
+    /// By request: the bits of the probabilities of its likeliest first tokens, each of which depends on every logit.
+    said: BTreeMap<RequestId, Vec<u32>>,
+    n_ended: usize,
 }
 
 impl Rig {
@@ -51,35 +58,53 @@ impl Rig {
         let config = PrefixConfig { max_tokens, align, ..PrefixConfig::default() };
         let worker = PrefillWorker::new(runner.info(), CHUNK, 2, &[], n_expert);
         let worker = worker.caching(config, runner.info(), n_expert);
-        Self { runner, worker, stats: CacheStats::default() }
+        Self { runner, worker, stats: CacheStats::default(), said: BTreeMap::new(), n_ended: 0 }
+    }
+
+    fn storing(self, store: impl PrefixStore + 'static) -> Self {
+        Self { worker: self.worker.spilling(Some(Box::new(store))), ..self }
     }
 
     fn submit(&mut self, id: u64, prompt: &[Token]) {
         let request = Request {
             prompt: prompt.to_vec(),
             max_tokens: 3,
-            sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
+            sampling: SamplingParams { ignore_eos: true, n_logprobs: Some(8), ..SamplingParams::default() },
             domain: None,
             deadline: None,
         };
         self.worker.admit(Job::new(RequestId(id), Arc::new(request)));
     }
 
+    /// One step; what it handed on. The ledger, the runner and llama.cpp's own cells agree after it.
+    fn step(&mut self) -> Option<Handoff> {
+        let mut events = Vec::new();
+        self.worker.step(&mut self.runner, &mut events);
+        let mut handed = None;
+        for event in events {
+            match event {
+                WorkerEvent::Prefilled(handoff) => handed = Some(handoff),
+                WorkerEvent::Cache(change) => self.stats = change.stats,
+                WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => panic!("{error}"),
+                WorkerEvent::Token { id, logprobs, .. } => {
+                    let top = logprobs.unwrap().top;
+                    let bits = top.iter().flat_map(|(token, p)| [token.cast_unsigned(), p.to_bits()]);
+                    self.said.insert(id, bits.collect());
+                }
+                WorkerEvent::Finished { .. } => self.n_ended += 1,
+                WorkerEvent::Left(_) => {}
+            }
+        }
+        self.worker.cache().check_integrity();
+        self.worker.cache().check_against(&self.runner);
+        handed
+    }
+
     /// Runs until nothing is left; the hand-offs in the order of their ids.
     fn drain(&mut self) -> Vec<Handoff> {
         let mut handoffs = Vec::new();
         while !self.worker.is_idle() {
-            let mut events = Vec::new();
-            self.worker.step(&mut self.runner, &mut events);
-            for event in events {
-                match event {
-                    WorkerEvent::Prefilled(handoff) => handoffs.push(handoff),
-                    WorkerEvent::Cache(change) => self.stats = change.stats,
-                    WorkerEvent::Returned { error, .. } | WorkerEvent::Lost { error } => panic!("{error}"),
-                    WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Left(_) => {}
-                }
-            }
-            self.worker.cache().check_integrity();
+            handoffs.extend(self.step());
         }
         handoffs.sort_by_key(|handoff| handoff.job.id);
         handoffs
@@ -250,5 +275,195 @@ fn planted_picks_are_counted_whatever_is_used_again_in_every_architecture() {
         }
         assert!(warm.stats.n_cached_tokens > 0, "{arch:?}: {:?}", warm.stats);
         assert!(arch.has_window() || warm.stats.n_fallbacks == 0, "{arch:?}: {:?}", warm.stats);
+    }
+}
+
+fn tiers(ram: u64, dir: Option<&Path>, max_disk: u64) -> PrefixTiers {
+    let disk = dir.map(|dir| {
+        let mut disk = DiskTier::open(dir, vec![("model".to_owned(), "planted".to_owned())], max_disk).unwrap();
+        disk.closing();
+        disk
+    });
+    PrefixTiers::new((ram > 0).then(|| RamTier::new(ram)), disk, RestoreRates::default()).unwrap()
+}
+
+#[test]
+fn what_comes_back_from_memory_or_a_disk_is_bit_for_bit_a_cold_prefill() {
+    let model = shipped();
+    let dir = tempfile::tempdir().unwrap();
+    let prompts: Vec<Vec<Token>> = ["One", "Two of", "Three in a row", "Four", "Five by five", "Six"]
+        .iter()
+        .map(|word| text(&model, 130, &format!("{word} of them stood beside the river and more. ")))
+        .collect();
+    let mut cold = Rig::new(&model, ContextParams::default(), 0);
+    let wants: Vec<Handoff> = prompts.iter().map(|prompt| cold.run(prompt)).collect();
+    let rounds = |rig: &mut Rig, cold: &mut Rig, n_rounds: usize| {
+        for _ in 0..n_rounds {
+            for (prompt, want) in prompts.iter().zip(&wants) {
+                same(&rig.run(prompt), want, true, cold);
+            }
+        }
+    };
+    // Six prompts in four slots: each is gone when its turn comes again.
+    for on_disk in [false, true] {
+        let store = tiers(if on_disk { 0 } else { 64 << 20 }, on_disk.then_some(dir.path()), 64 << 20);
+        let mut warm = Rig::aligned(&model, ContextParams::default(), 1 << 20, CHUNK).storing(store);
+        rounds(&mut warm, &mut cold, 3);
+        let stats = warm.stats;
+        assert!(stats.n_fallbacks == 0 && stats.n_uncounted == 0, "{stats:?}");
+        assert!(on_disk || stats.n_restored_tokens == 12 * 130, "{stats:?}");
+        warm.worker.save(&mut warm.runner);
+    }
+    // Another process finds them all.
+    let mut warm =
+        Rig::aligned(&model, ContextParams::default(), 1 << 20, CHUNK).storing(tiers(0, Some(dir.path()), 64 << 20));
+    rounds(&mut warm, &mut cold, 1);
+    assert_eq!((warm.stats.n_restored_tokens, warm.stats.n_cached_tokens), (6 * 130, 6 * 128), "{:?}", warm.stats);
+}
+
+/// What a decode worker that taps every step leaves of a request.
+fn decode(model: &Model, handoff: Handoff) -> Leftover {
+    let shape = model.moe_shape().unwrap();
+    let params = ContextParams {
+        n_slots: N_SLOTS,
+        n_ctx_slot: 512,
+        n_batch: CHUNK,
+        n_ubatch: CHUNK,
+        ..ContextParams::default()
+    };
+    let mut runner = LlamaRunner::new(model, &params, &TapUse::Decode(1), true).unwrap();
+    let answers =
+        Answers { layers: shape.usable().into(), n_expert: shape.n_expert, block: PrefixConfig::default().block };
+    let mut worker = DecodeWorker::new(runner.info(), CHUNK, &[]).returning(Some(answers));
+    worker.admit(handoff);
+    let mut events = Vec::new();
+    while !worker.is_idle() {
+        worker.step(&mut runner, &mut events);
+    }
+    let mut left =
+        events.into_iter().filter_map(|event| if let WorkerEvent::Left(left) = event { Some(left) } else { None });
+    left.next().unwrap()
+}
+
+#[test]
+fn an_answer_that_comes_back_is_counted_as_if_it_had_been_prefilled() {
+    let dir = tempfile::tempdir().unwrap();
+    for arch in Arch::MOE.into_iter().filter(|arch| !arch.has_window()) {
+        let planted = planted::write(arch, &dir.path().join(format!("{}.gguf", arch.name())), 3);
+        let model = load(&planted.path);
+        let mut warm = Rig::new(&model, ContextParams::default(), 1 << 20);
+        let mut chat = planted::some_tokens(70, 4);
+        let mut n_cached = Vec::new();
+        for turn in 0..3 {
+            let mut handoff = warm.run(&chat);
+            n_cached.push(handoff.job.n_cached);
+            let counts = handoff.counts.as_ref().unwrap();
+            for layer in planted.shape.usable() {
+                assert_eq!(counts.row(layer).unwrap(), planted.expected_counts(&chat, layer), "{arch:?}, turn {turn}");
+            }
+            Arc::get_mut(&mut handoff.job.request).unwrap().max_tokens = 50;
+            let left = decode(&model, handoff);
+            assert_eq!(left.tokens.len(), chat.len() + 49);
+            chat = [&left.tokens[..], &planted::some_tokens(11, 5 + turn)].concat();
+            warm.worker.take_in(left);
+            warm.drain();
+        }
+        assert_eq!((n_cached, warm.stats.n_returned), (vec![0, 119, 179], 3), "{arch:?}");
+    }
+}
+
+#[test]
+fn with_a_sliding_window_the_third_prompt_that_begins_alike_finds_a_copy_made_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for arch in Arch::MOE.into_iter().filter(|arch| arch.has_window()) {
+        let planted = planted::write(arch, &dir.path().join(format!("{}.gguf", arch.name())), 3);
+        let model = load(&planted.path);
+        let system = planted::some_tokens(90, 1);
+        let run = |n: usize, swa_full: bool, store: bool| {
+            let prompts: Vec<_> = (2..6).map(|seed| [&system[..], &planted::some_tokens(n, seed)].concat()).collect();
+            let params = ContextParams { swa_full, ..ContextParams::default() };
+            let rig = Rig::new(&model, params, 1 << 20);
+            let mut rig = if store { rig.storing(tiers(64 << 20, None, 0)) } else { rig };
+            assert_eq!(rig.runner.info().reuse, Reuse::Window);
+            let handoffs: Vec<_> = prompts.iter().map(|prompt| rig.run(prompt)).collect();
+            for (handoff, prompt) in handoffs.iter().zip(&prompts) {
+                let counts = handoff.counts.as_ref().unwrap();
+                for layer in planted.shape.usable() {
+                    assert_eq!(counts.row(layer).unwrap(), planted.expected_counts(prompt, layer), "{arch:?}");
+                }
+            }
+            let cached: Vec<u32> = handoffs.iter().map(|handoff| handoff.job.n_cached).collect();
+            (cached, rig.stats.n_fallbacks, rig.stats.n_checkpoints)
+        };
+        // llama.cpp keeps 256 positions of such a layer.
+        assert_eq!(run(300, false, true), (vec![0, 0, 64, 64], 1, 1), "{arch:?}");
+        assert_eq!(run(300, false, false), (vec![0; 4], 3, 0), "{arch:?}");
+        assert_eq!(run(300, true, false), (vec![0, 64, 64, 64], 0, 0), "{arch:?}");
+        assert_eq!(run(60, false, false), (vec![0, 64, 64, 64], 0, 0), "{arch:?}");
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    /// A prompt that follows a branching tree of texts, without its last tokens.
+    Submit(Vec<u64>, usize),
+    Cancel(u64),
+    Steps(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (prop::collection::vec(0u64..2, 1..4), 0usize..50).prop_map(|(path, cut)| Op::Submit(path, cut)),
+        1 => (0u64..40).prop_map(Op::Cancel),
+        3 => (1usize..4).prop_map(Op::Steps),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 40, ..ProptestConfig::with_cases(4) })]
+    #[test]
+    fn any_interleaving_on_planted_models_is_a_cold_prefill(
+        ops in prop::collection::vec(op(), 30..60),
+        arch in prop::sample::select(&Arch::MOE[..]),
+        (max_tokens, ram, with_disk) in (prop_oneof![100u64..500, Just(1 << 20)], prop_oneof![Just(0u64), Just(8 << 20)], prop::bool::ANY),
+        seed in 0u64..1000,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let planted = planted::write(arch, &dir.path().join("model.gguf"), seed);
+        let model = load(&planted.path);
+        let exact = !arch.has_window();
+        let mut cold = Rig::new(&model, ContextParams::default(), 0);
+        let warm = Rig::aligned(&model, ContextParams::default(), max_tokens, if exact { CHUNK } else { 1 });
+        let disk = with_disk.then(|| dir.path().join("prefixes"));
+        let mut warm = if ram > 0 || with_disk { warm.storing(tiers(ram, disk.as_deref(), 2 << 20)) } else { warm };
+        let text = |path: &[u64], cut: usize| {
+            let parts = path.iter().enumerate().map(|(i, &b)| planted::some_tokens(60 + 7 * b as usize, 10 * i as u64 + b));
+            let mut text = parts.collect::<Vec<_>>().concat();
+            text.truncate(text.len() - cut);
+            text
+        };
+        let mut handoffs = Vec::new();
+        for (id, op) in (0..).zip(&ops) {
+            match op {
+                Op::Submit(path, cut) => warm.submit(id, &text(path, *cut)),
+                Op::Cancel(back) => warm.worker.cancel(RequestId(u64::saturating_sub(id, *back)), FinishReason::Cancelled),
+                Op::Steps(n) => handoffs.extend((0..*n).filter_map(|_| warm.step())),
+            }
+        }
+        handoffs.extend(warm.drain());
+        let n_submitted = ops.iter().filter(|op| matches!(op, Op::Submit(..))).count();
+        prop_assert_eq!(handoffs.len() + warm.n_ended, n_submitted);
+        for handoff in &handoffs {
+            let (id, prompt) = (handoff.job.id, &handoff.job.request.prompt);
+            cold.submit(id.0, prompt);
+            let want = cold.drain().remove(0);
+            same(handoff, &want, exact, &mut cold);
+            if exact {
+                prop_assert_eq!(&warm.said[&id], &cold.said[&id], "logits after {} tokens", prompt.len());
+            }
+            for layer in planted.shape.usable() {
+                prop_assert_eq!(handoff.counts.as_ref().unwrap().row(layer).unwrap(), planted.expected_counts(prompt, layer));
+            }
+        }
     }
 }

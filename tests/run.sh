@@ -59,7 +59,7 @@ stage "targets" all_targets_are_named
 stage "format" cargo fmt --check
 if have shellcheck; then
     stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh \
-        src/capi/packaging/*.sh examples/demo.sh
+        src/capi/packaging/*.sh examples/demo.sh examples/paper/*.sh
 fi
 if have python3; then
     stage "prompts are what their generator writes" python3 examples/data/make_prompts.py --check
@@ -79,6 +79,8 @@ stage "running the server" python3 tests/server/operations.py "$TARGET/release/e
 stage "many, slow and hostile clients" tests/server/load.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
+
+stage "figures of the paper, small" env OUT="$(mktemp -d)" examples/paper/run.sh small
 
 stage "C library from outside" tests/capi/run.sh
 

@@ -50,6 +50,9 @@ pub enum BenchError {
          --no-count, or flash attention off"
     )]
     OtherSchedule,
+    /// Nothing to fit costs to.
+    #[error("no decode or prefill step was measured, so there is nothing to fit: give a workload with longer outputs")]
+    NoSteps,
     /// A client thread panicked.
     #[error("a client thread panicked")]
     Client,

@@ -50,6 +50,10 @@ pub struct BatchSeen {
     pub n_batch: u32,
     /// Distinct experts it picked in each MoE layer; empty without a tap.
     pub n_distinct: Vec<u32>,
+    /// Tokens of context, summed over its sequences.
+    pub n_kv: u64,
+    /// How long its forward pass took.
+    pub took: Duration,
 }
 
 impl Probe {
@@ -104,9 +108,12 @@ impl RunnerLayer for WatchedRunner {
     }
 
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        let start = self.probe.stopwatch.start();
         self.runner.decode(batch, next, picks)?;
+        let took = start.elapsed();
+        let n_kv = batch.iter().map(|item| u64::from(item.pos) + 1).sum();
         let n_batch = u32::try_from(batch.len()).unwrap_or(u32::MAX);
-        let seen = BatchSeen { worker: self.worker, n_batch, n_distinct: picks.distinct() };
+        let seen = BatchSeen { worker: self.worker, n_batch, n_distinct: picks.distinct(), n_kv, took };
         self.probe.log.lock().seen.batches.push((self.probe.started.elapsed(), seen));
         Ok(())
     }

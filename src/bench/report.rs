@@ -6,7 +6,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::{bench::Machine, metrics::RunSummary, route::PolicyKind, types::Token};
+use crate::{
+    bench::{Environment, Limit, Machine},
+    metrics::RunSummary,
+    route::PolicyKind,
+    types::Token,
+};
 
 /// The version of the report's format.
 pub const REPORT_VERSION: u32 = 1;
@@ -44,6 +49,12 @@ pub struct BenchReport {
     pub notes: Vec<String>,
     /// One entry a policy.
     pub runs: Vec<RunSummary>,
+    /// What the steps of each run read, where experts were counted.
+    #[serde(default)]
+    pub limits: Vec<Limit>,
+    /// How the machine was while it ran.
+    #[serde(default)]
+    pub environment: Option<Environment>,
     /// Any other fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -189,6 +200,7 @@ pub(super) mod tests {
             tpot_ms: Some(summary(tpot_p50, tpot_p99, tpot_p50 * 1.0625)),
             itl_ms: Some(summary(tpot_p50, tpot_p99 * 1.25, tpot_p50 * 1.0625)),
             experts_distinct: Some(summary(experts, experts * 1.25, experts)),
+            expert_bytes_step: None,
             experts_per_token: Some(experts / 16.0),
             batch: Some(summary(16.0, 20.0, 15.5)),
             band: Some(summary(2.0, 4.0, 2.25)),
@@ -230,6 +242,8 @@ pub(super) mod tests {
                 run("domain", 17.5, 29.0, 29.25),
                 run("locality_band", 16.0, 27.0, 27.375),
             ],
+            limits: Vec::new(),
+            environment: None,
             extra: Map::new(),
         }
     }

@@ -1,21 +1,17 @@
-use std::{
-    fmt::Write as _,
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod fitting;
+mod memory;
+mod prepare;
 
-use sha2::{Digest, Sha256};
+use std::{fmt::Write as _, path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     bench::{
-        BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Machine, ModelInfo, PickStore, PrefillMemo,
-        Probe, REPORT_VERSION, Stopwatch, Timeline,
+        BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Environment, Limit, ModelInfo, PickStore,
+        PrefillMemo, Probe, REPORT_VERSION, Stopwatch, Timeline,
+        expert_bytes::{expert_bytes, expert_note},
         real_clock::run_real,
         virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker},
-        workload::{self, Arrivals, WorkloadItem},
+        workload::{self, Arrivals},
     },
     calibrate::Calibration,
     engine::{
@@ -26,8 +22,11 @@ use crate::{
     refit::{Reads, RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
     schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
-    types::{Request, RequestId, SamplingParams, WorkerId},
+    types::{RequestId, WorkerId},
 };
+use prepare::{file_sha256, prepare, short};
+
+pub use fitting::{BatchFit, CostFit, fit_cost};
 
 /// A mean batch below this has no company to route for.
 const FEW: f64 = 2.0;
@@ -86,38 +85,10 @@ pub struct Progress {
 /// with a tap: on the virtual clock it follows the first's schedule step for step, and its picks count for every
 /// policy whose outputs are equal; on the real clock each policy has a counting run of its own.
 pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport, BenchError> {
-    let items = workload::read(&params.workload)?;
-    let mut config = params.config.clone();
-    config.seed = params.seed;
-    config.heed_verdict = false;
-    // Only some of the policies have centroids.
-    let refit = config.refit.take();
-    if params.clock == Clock::Virtual && config.n_threads == 0 {
-        config.n_threads = threads_alone();
+    let mut bench = Bench::open(params)?;
+    if params.count_experts {
+        bench.measure_memory();
     }
-    let model = LoadedModel::load(&params.model, &config)?;
-    let items = match params.max_prompt {
-        Some(max_prompt) => short(items, max_prompt, &model)?,
-        None => items,
-    };
-    let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
-    config.domains = workload::domains(&items);
-    // A bench offers its load whatever happens: the queue holds all of it.
-    config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
-    let calibration = model.calibration(&config)?;
-    let requests = prepare(params, &model, &items)?;
-    let mut bench = Bench {
-        params,
-        config,
-        refit,
-        refits: Vec::new(),
-        caches: Vec::new(),
-        model,
-        calibration,
-        requests,
-        memo: PrefillMemo::default(),
-        picks: PickStore::default(),
-    };
     if params.clock == Clock::Virtual && !bench.keeps_prefixes() {
         bench.prefill_all()?;
     }
@@ -141,9 +112,53 @@ struct Bench<'a> {
     requests: Vec<BenchRequest>,
     memo: PrefillMemo,
     picks: PickStore,
+    /// What each run's steps read.
+    limits: Vec<Limit>,
+    environment: Environment,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// Loads the model and makes the workload ready.
+    fn open(params: &'a BenchParams) -> Result<Self, BenchError> {
+        let items = workload::read(&params.workload)?;
+        let mut config = params.config.clone();
+        config.seed = params.seed;
+        config.heed_verdict = false;
+        // Only some of the policies have centroids.
+        let refit = config.refit.take();
+        if params.clock == Clock::Virtual && config.n_threads == 0 {
+            config.n_threads = threads_alone();
+        }
+        let model = LoadedModel::load(&params.model, &config)?;
+        let items = match params.max_prompt {
+            Some(max_prompt) => short(items, max_prompt, &model)?,
+            None => items,
+        };
+        let items = workload::take(&items, params.n_requests.unwrap_or(items.len()));
+        config.domains = workload::domains(&items);
+        // A bench offers its load whatever happens: the queue holds all of it.
+        config.limits = DispatchLimits { max_queue: items.len().max(1), ..config.limits };
+        let calibration = model.calibration(&config)?;
+        let requests = prepare(params, &model, &items)?;
+        Ok(Self {
+            params,
+            config,
+            refit,
+            refits: Vec::new(),
+            caches: Vec::new(),
+            model,
+            calibration,
+            requests,
+            memo: PrefillMemo::default(),
+            picks: PickStore::default(),
+            limits: Vec::new(),
+            environment: Environment::detect(
+                Some(versions().llama_cpp),
+                devices().into_iter().map(|device| device.name).collect(),
+            ),
+        })
+    }
+
     fn run_policy(&mut self, policy: PolicyKind, progress: &mut dyn FnMut(Progress)) -> Result<RunSummary, BenchError> {
         self.config.policy = policy;
         let n_requests = self.requests.len();
@@ -175,6 +190,11 @@ impl Bench<'_> {
                 timeline
             }
         };
+        let bytes = self.step_bytes();
+        let limit = bytes.and_then(|bytes| {
+            Limit::of(policy.name(), &timeline.step_samples(), &bytes, self.environment.read_gb_per_s)
+        });
+        self.limits.extend(limit);
         Ok(timeline.summarise(policy, self.config.decode.n_workers(), self.params.warmup))
     }
 
@@ -303,12 +323,17 @@ impl Bench<'_> {
         })
     }
 
-    fn report(self, runs: Vec<RunSummary>) -> Result<BenchReport, BenchError> {
+    fn report(self, mut runs: Vec<RunSummary>) -> Result<BenchReport, BenchError> {
+        let traffic = self.model.facts().experts.and_then(|experts| {
+            let shape = self.model.moe_shape()?;
+            expert_bytes(&mut runs, experts.expert * shape.layers.len() as u64);
+            expert_note(&runs, self.model.n_host_layers(&self.config), shape.layers.len())
+        });
         let shape = self.model.moe_shape();
         let size = |f: fn(&crate::types::MoeShape) -> u32| shape.map_or(0, f);
         let path = &self.params.model;
         let inflated = self.model.is_inflated();
-        let mut notes = Vec::new();
+        let mut notes = Vec::from_iter(traffic);
         if self.params.clock == Clock::Virtual {
             notes.push(
                 "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \
@@ -369,10 +394,7 @@ impl Bench<'_> {
         }
         Ok(BenchReport {
             version: REPORT_VERSION,
-            machine: Machine::detect(
-                Some(versions().llama_cpp),
-                devices().into_iter().map(|device| device.name).collect(),
-            ),
+            machine: self.environment.machine.clone(),
             model: ModelInfo {
                 path: path.display().to_string(),
                 sha256: file_sha256(path)?,
@@ -400,69 +422,9 @@ impl Bench<'_> {
             }),
             notes,
             runs,
+            limits: self.limits,
+            environment: Some(self.environment),
             extra: serde_json::Map::new(),
         })
     }
-}
-
-/// The lines whose prompts have at most so many tokens.
-fn short(items: Vec<WorkloadItem>, max_prompt: usize, model: &LoadedModel) -> Result<Vec<WorkloadItem>, BenchError> {
-    let tokenizer = model.tokenizer();
-    let mut shortest = usize::MAX;
-    let mut kept = Vec::new();
-    for item in items {
-        let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;
-        shortest = shortest.min(prompt.len());
-        if prompt.len() <= max_prompt {
-            kept.push(item);
-        }
-    }
-    if kept.is_empty() {
-        return Err(BenchError::AllTooLong { max_prompt, shortest });
-    }
-    Ok(kept)
-}
-
-/// The workload's requests with their arrival times. Every output has exactly its `max_tokens` tokens, so that all
-/// policies do the same work.
-fn prepare(params: &BenchParams, model: &LoadedModel, items: &[WorkloadItem]) -> Result<Vec<BenchRequest>, BenchError> {
-    let tokenizer = model.tokenizer();
-    let n_ctx_slot = model.n_ctx_slot(&params.config);
-    let times = params.arrivals.times(items.len(), params.seed)?;
-    let request = |(index, (item, arrival)): (usize, (&WorkloadItem, Duration))| {
-        let prompt = tokenizer.tokenize(&item.prompt).map_err(|error| BenchError::Prompt(item.id.clone(), error))?;
-        let max_tokens = params.output_tokens.or(item.max_tokens).unwrap_or(params.default_max_tokens);
-        if prompt.len() + max_tokens as usize > n_ctx_slot as usize {
-            let n = prompt.len();
-            let why = format!(
-                "{n} prompt tokens and {max_tokens} to generate do not fit a slot of {n_ctx_slot} tokens: shorten them \
-                 or give each slot more context (--ctx)"
-            );
-            return Err(BenchError::Prompt(item.id.clone(), why));
-        }
-        let sampling = SamplingParams {
-            temperature: params.temperature,
-            seed: params.seed.wrapping_mul(0x1_0000_0001).wrapping_add(index as u64),
-            ignore_eos: true,
-            ..SamplingParams::default()
-        };
-        let request = Request { prompt, max_tokens, sampling, domain: item.domain.clone(), deadline: None };
-        Ok(BenchRequest { name: item.id.clone(), arrival, request: Arc::new(request) })
-    };
-    items.iter().zip(times).enumerate().map(request).collect()
-}
-
-fn file_sha256(path: &Path) -> Result<String, BenchError> {
-    let fail = |source| BenchError::File { path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(fail)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let n = file.read(&mut buffer).map_err(fail)?;
-        if n == 0 {
-            break;
-        }
-        hash.update(&buffer[..n]);
-    }
-    Ok(hash.finalize().iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}")))
 }

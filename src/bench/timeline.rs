@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    bench::{BatchSeen, PickStore, Seen, picks::RequestStep, tokens_sha256},
+    bench::{BatchSeen, PickStore, Seen, StepSample, picks::RequestStep, tokens_sha256},
     metrics::{RunMetrics, RunSummary, StepRecord},
     route::PolicyKind,
     types::{RequestId, Token, WorkerId},
@@ -72,11 +72,12 @@ impl Timeline {
         }
         let count = |(at, worker, members): &(Duration, WorkerId, Vec<RequestStep>)| {
             let n_distinct = picks.distinct(members)?;
-            Some((*at, BatchSeen { worker: *worker, n_batch: members.len() as u32, n_distinct }))
+            let (n_batch, took) = (members.len() as u32, Duration::ZERO);
+            Some((*at, BatchSeen { worker: *worker, n_batch, n_distinct, n_kv: 0, took }))
         };
         match self.steps.iter().map(count).collect::<Option<Vec<_>>>() {
             Some(batches) => {
-                self.seen.batches = batches;
+                self.replace(batches);
                 true
             }
             None => false,
@@ -96,7 +97,39 @@ impl Timeline {
 
     /// The decode batches of another run of the same schedule, which counted experts, in place of this run's.
     pub fn take_batches(&mut self, counted: Self) {
-        self.seen.batches = counted.seen.batches;
+        self.replace(counted.seen.batches);
+    }
+
+    /// Takes counted batches in place of timed ones, whose times they keep where they are the same batches.
+    fn replace(&mut self, mut counted: Vec<(Duration, BatchSeen)>) {
+        let timed = std::mem::take(&mut self.seen.batches);
+        let is_same = |((_, a), (_, b)): (&(Duration, BatchSeen), &(Duration, BatchSeen))| {
+            (a.worker, a.n_batch) == (b.worker, b.n_batch)
+        };
+        if counted.len() == timed.len() && counted.iter().zip(&timed).all(is_same) {
+            for ((_, counted), (_, timed)) in counted.iter_mut().zip(timed) {
+                (counted.n_kv, counted.took) = (timed.n_kv, timed.took);
+            }
+        }
+        self.seen.batches = counted;
+    }
+
+    /// Every decode step that was timed and whose experts were counted.
+    pub fn step_samples(&self) -> Vec<StepSample> {
+        let sample = |(_, batch): &(Duration, BatchSeen)| {
+            (!batch.n_distinct.is_empty() && batch.took > Duration::ZERO).then(|| StepSample {
+                ms: batch.took.as_secs_f64() * 1e3,
+                n_experts: batch.n_distinct.iter().sum(),
+                n_batch: batch.n_batch,
+                n_kv: batch.n_kv,
+            })
+        };
+        self.seen.batches.iter().filter_map(sample).collect()
+    }
+
+    /// Milliseconds that all hand-offs took.
+    pub fn handoffs_ms(&self) -> f64 {
+        self.seen.handoffs.iter().map(|(_, took)| took.as_secs_f64() * 1e3).sum()
     }
 
     /// The run in numbers, without its warm-up: the first `warmup` share of requests to leave their prefill, and all

@@ -13,6 +13,41 @@ use crate::{
 
 /// What routing needs to know about a model and its traffic: how to weigh counts, which layers to compare, and one
 /// centroid a decode worker.
+///
+/// ```
+/// # mod planted {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/planted_trace.rs"));
+/// # }
+///
+/// use eldr::{
+///     Calibration,
+///     calibrate::{CalibrationInput, CalibrationParams, FormatError, MismatchError, TauOrigin, decode, encode, fit},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // 48 recorded requests of four domains; one centroid for each of four decode workers.
+/// let trace = planted::trace(48);
+/// let input = CalibrationInput::of_trace(&trace, 0..48);
+/// let (calibration, report) = fit(&input, &CalibrationParams::new(4))?;
+/// assert_eq!(report.purity, Some(1.0), "every worker got one domain");
+/// assert_eq!((calibration.n_workers(), calibration.tau_origin), (4, TauOrigin::Default));
+///
+/// // What routing compares: a prompt's signature is most like the centroid of its domain's worker.
+/// let counts = trace.requests[0].prefill_counts(&trace.header);
+/// let signature = calibration.signature(&counts).expect("it weighs something");
+/// let worker = report.workers[0].expect("it was clustered") as usize;
+/// let similarity = |worker| signature.cosine(calibration.centroid(worker));
+/// assert!((0..4).all(|other| similarity(other) <= similarity(worker)));
+///
+/// // As a file's bytes. One for another model or number of workers is refused in words.
+/// let bytes = encode(&calibration);
+/// let read: Result<Calibration, FormatError> = decode(&bytes);
+/// assert_eq!(read?, calibration);
+/// let error: MismatchError = calibration.check(&trace.header.shape, "planted", 8).unwrap_err();
+/// assert!(error.to_string().contains("4 decode workers"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     /// The model's MoE layers and experts.

@@ -77,6 +77,24 @@ impl CalibrationInput {
 }
 
 /// Prefill counts of requests to be routed.
+///
+/// ```
+/// use eldr::calibrate::{CountsError, PrefillCounts};
+/// use safetensors::{Dtype, tensor::{TensorView, serialize}};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // One request, one layer, three experts.
+/// let counts: Vec<u8> = [4u32, 0, 2].iter().flat_map(|n| n.to_le_bytes()).collect();
+/// let tensor = TensorView::new(Dtype::U32, vec![1, 1, 3], &counts)?;
+/// let file = serialize([("prefill_counts", tensor)], None)?;
+/// let read = PrefillCounts::read(&file)?;
+/// assert_eq!((read.ids[0].as_str(), read.counts[0].row(0)), ("0", Some(&[4, 0, 2][..])));
+///
+/// let error: CountsError = PrefillCounts::read(b"no counts").unwrap_err();
+/// assert!(!error.to_string().is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefillCounts {
     /// The requests' names.

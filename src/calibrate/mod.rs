@@ -2,6 +2,48 @@
 //!
 //! Never reads a file, runs a model or looks at a clock; the same input and seed give the same bytes on any number of
 //! threads.
+//!
+//! ```
+//! # mod planted {
+//! #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/planted_trace.rs"));
+//! # }
+//!
+//! use eldr::calibrate::{
+//!     CalibrateError, CalibrationInput, CalibrationParams, CalibrationReport, ClusterReport, Clustering, KmeansParams,
+//!     LayerChoice, NoSpread, PairProducts, Shares, Transform, TransformRho, balanced_kmeans, best_transform, choose_layers, fit,
+//!     pair_products, transform_rhos,
+//! };
+//! use ndarray::{Array2, array};
+//!
+//! # fn main() -> Result<(), CalibrateError> {
+//! let input = CalibrationInput::of_trace(&planted::trace(48), 0..48);
+//! let params = CalibrationParams { capacity: Some(vec![2, 1, 1]), ..CalibrationParams::new(3) };
+//! let (calibration, report): (_, CalibrationReport) = fit(&input, &params)?;
+//! let first: &ClusterReport = &report.clusters[0];
+//! assert_eq!(first.size, 24, "twice the capacity, twice the share");
+//! assert!(calibration.rho > 0.5, "prompts tell who will share experts");
+//! let none = CalibrationInput::new(input.shape().clone(), "planted");
+//! assert!(matches!(fit(&none, &params), Err(CalibrateError::NoRequests)));
+//!
+//! // Its parts. Cluster sizes, from weights:
+//! assert_eq!(Shares::new(48, &[2, 1, 1]).floor, [24, 12, 12]);
+//! // clusters of equal size:
+//! let points = array![[1.0, 0.0], [0.0, 1.0], [0.8, 0.6], [0.6, 0.8]];
+//! let found: Clustering = balanced_kmeans(&points, &KmeansParams { k: 2, seed: 1, n_restarts: 4, max_iterations: 20 });
+//! assert_eq!(found.labels, [0, 1, 0, 1]);
+//! // the layers whose distances are like the target's:
+//! let target: PairProducts = pair_products(&array![[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]);
+//! let noise = pair_products(&array![[0.0, 1.0], [1.0, 0.0], [0.1, 0.9]]);
+//! let choice: Result<LayerChoice, NoSpread> = choose_layers(&[noise, target.clone()], &target, 2);
+//! assert_eq!(choice.expect("distances differ").kept(), [1]);
+//! let alike = pair_products(&Array2::ones((3, 2)));
+//! assert_eq!(choose_layers(&[target], &alike, 1).unwrap_err(), NoSpread::Target);
+//! // and what counts are best turned into:
+//! let rhos: Vec<TransformRho> = transform_rhos(&input, None, 1);
+//! assert!(rhos[0].transform == Transform::Count && best_transform(&rhos).is_some());
+//! # Ok(())
+//! # }
+//! ```
 
 mod assign;
 mod calibration;

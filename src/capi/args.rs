@@ -5,7 +5,6 @@
 use std::{
     ffi::{CStr, c_char},
     mem::MaybeUninit,
-    path::PathBuf,
     ptr,
 };
 
@@ -133,15 +132,6 @@ pub(super) unsafe fn optional_text<'a>(at: *const c_char, what: &str) -> Result<
 pub(super) unsafe fn text<'a>(at: *const c_char, what: &str) -> Result<&'a str, Failure> {
     // SAFETY: passed on.
     unsafe { optional_text(at, what) }?.ok_or_else(|| null(what))
-}
-
-/// The path at `at`; nothing for NULL.
-///
-/// # Safety
-/// As [`optional_text`].
-pub(super) unsafe fn optional_path(at: *const c_char, what: &str) -> Result<Option<PathBuf>, Failure> {
-    // SAFETY: passed on.
-    Ok(unsafe { optional_text(at, what) }?.map(PathBuf::from))
 }
 
 /// `n` values at `at`, which may be NULL if there are none.

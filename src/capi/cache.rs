@@ -4,17 +4,17 @@ use parking_lot::Mutex;
 
 use super::{
     CacheHandle, CalibrationHandle, CountsHandle, Status, TapHandle, args,
-    calibration::{OpenCalibration, check_same, experts},
+    calibration::{Basis, OpenCalibration, check_same, experts},
     counts::OpenCounts,
     failure::{Failure, guard_done},
     handles::{self, Class},
     rows::Rows,
     tap::OpenTap,
 };
-use crate::{calibrate::Calibration, signature::ExpertCounts};
+use crate::signature::ExpertCounts;
 
 pub(super) struct OpenCache {
-    calibration: Arc<Calibration>,
+    basis: Arc<Basis>,
     rows: Mutex<Rows>,
 }
 
@@ -48,10 +48,10 @@ pub unsafe extern "C" fn eldr_cache_open(
 ) -> Status {
     guard_done(|| {
         let out = args::need(out, "out")?;
-        let calibration = Arc::clone(&handles::get::<OpenCalibration>(calibration)?.0);
-        let shape = &calibration.shape;
-        let rows = Rows::new(calibration.layers.len(), shape.n_expert as usize, shape.n_expert_used as usize);
-        out.write(handles::insert(OpenCache { rows: Mutex::new(rows), calibration }));
+        let basis = Arc::clone(&handles::get::<OpenCalibration>(calibration)?.0);
+        let shape = basis.shape();
+        let rows = Rows::new(basis.layers.len(), shape.n_expert as usize, shape.n_expert_used as usize);
+        out.write(handles::insert(OpenCache { rows: Mutex::new(rows), basis }));
         Ok(())
     })
 }
@@ -71,9 +71,9 @@ pub extern "C" fn eldr_cache_add_tap(
 ) -> Status {
     guard_done(|| {
         let (cache, tap) = (handles::get::<OpenCache>(cache)?, handles::get::<OpenTap>(tap)?);
-        check_same(&cache.calibration, &tap.calibration, "tap")?;
+        check_same(&cache.basis, &tap.basis, "tap")?;
         check_positions(pos, n_tokens)?;
-        let mut picks = Vec::with_capacity(cache.calibration.layers.len());
+        let mut picks = Vec::with_capacity(cache.basis.layers.len());
         tap.picks(first, n_tokens, |_, experts| picks.push(experts.to_vec()))?;
         cache.rows.lock().put(seq, pos, n_tokens, |layer| &picks[layer]);
         Ok(())
@@ -95,10 +95,10 @@ pub unsafe extern "C" fn eldr_cache_add(
     guard_done(|| {
         let cache = handles::get::<OpenCache>(cache)?;
         check_positions(pos, n_tokens)?;
-        let shape = &cache.calibration.shape;
+        let shape = cache.basis.shape();
         let n_row = n_tokens * shape.n_expert_used as usize;
         // SAFETY: the caller passes k ids for each token in each layer.
-        let ids = unsafe { args::values(experts, n_row * cache.calibration.layers.len(), "experts") }?;
+        let ids = unsafe { args::values(experts, n_row * cache.basis.layers.len(), "experts") }?;
         let ids = self::experts(ids, shape.n_expert)?;
         cache.rows.lock().put(seq, pos, n_tokens, |layer| &ids[layer * n_row..][..n_row]);
         Ok(())
@@ -170,10 +170,14 @@ pub unsafe extern "C" fn eldr_cache_get_counts(
 ) -> Status {
     guard_done(|| {
         let (cache, counts) = (handles::get::<OpenCache>(cache)?, handles::get::<OpenCounts>(counts)?);
-        let Calibration { layers, shape, .. } = cache.calibration.as_ref();
-        check_same(&cache.calibration, &counts.calibration, "eldr_counts")?;
+        check_same(&cache.basis, &counts.basis, "eldr_counts")?;
         let (n, rows) = cache.rows.lock().counts(seq, &range(p0, p1));
-        counts.counts.lock().merge(&ExpertCounts::from_rows(layers, shape.n_expert, n, rows));
+        counts.counts.lock().merge(&ExpertCounts::from_rows(
+            &cache.basis.layers,
+            cache.basis.shape().n_expert,
+            n,
+            rows,
+        ));
         if let Some(n_tokens) = n_tokens {
             n_tokens.write(n);
         }

@@ -8,7 +8,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::{Event, RequestHandle};
+use super::{Event, RequestHandle, request::Routed};
 use crate::engine::TokenStream;
 
 /// Gets what happens to a request, one event after another, on a thread that eldr starts for it. `event` lives for the
@@ -37,7 +37,12 @@ pub(super) struct Caller {
 impl Caller {
     /// Calls `listener` for every event of `stream` on a new thread, as long as it wants more; `handle` is the number of
     /// the request's handle.
-    pub(super) fn start(mut stream: TokenStream, listener: Listener, handle: usize) -> io::Result<Self> {
+    pub(super) fn start(
+        mut stream: TokenStream,
+        routed: Arc<Routed>,
+        listener: Listener,
+        handle: usize,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let call = move || {
@@ -47,6 +52,7 @@ impl Caller {
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
+                routed.note(&event);
                 let event = Event::of(&event);
                 let request = ptr::without_provenance_mut(handle);
                 // SAFETY: the host's function and data, which stay until the request is freed, and that waits for this.

@@ -4,16 +4,16 @@ use parking_lot::Mutex;
 
 use super::{
     CalibrationHandle, CountsHandle, Status, TapHandle, args,
-    calibration::{OpenCalibration, check_same, experts, position},
+    calibration::{Basis, OpenCalibration, check_same, experts, position},
     failure::{Failure, guard_done},
     handles::{self, Class},
     tap::OpenTap,
 };
-use crate::{calibrate::Calibration, signature::ExpertCounts};
+use crate::signature::ExpertCounts;
 
-/// Counts for the layers of a calibration's mask.
+/// Counts for the layers of a calibration that are counted.
 pub(super) struct OpenCounts {
-    pub(super) calibration: Arc<Calibration>,
+    pub(super) basis: Arc<Basis>,
     pub(super) counts: Mutex<ExpertCounts>,
 }
 
@@ -23,30 +23,38 @@ impl Class for OpenCounts {
 }
 
 impl OpenCounts {
-    /// Counts for these picks of whole tokens, in the layer at `position` of the mask.
+    /// Counts for these picks of whole tokens, in the layer at `position`.
     pub(super) fn add(&self, position: usize, experts: &[u32]) {
-        self.counts.lock().add(self.calibration.layers[position], experts);
+        self.counts.lock().add(self.basis.layers[position], experts);
     }
 
     /// Every layer must have counted the same tokens, k picks each.
     pub(super) fn n_tokens(&self) -> Result<u32, Failure> {
         let counts = self.counts.lock();
-        let k = self.calibration.shape.n_expert_used;
+        let k = self.basis.shape().n_expert_used;
         let tokens = |&layer: &u32| counts.row(layer).map_or(0, |row| row.iter().sum::<u32>() / k);
-        let n = self.calibration.layers.first().map_or(0, tokens);
-        for layer in &self.calibration.layers {
+        let n = self.basis.layers.first().map_or(0, tokens);
+        for layer in &self.basis.layers {
             let found = tokens(layer);
             if found != n {
-                let number = |row: u32| self.calibration.shape.layers[row as usize];
+                let number = |row: u32| self.basis.shape().layers[row as usize];
                 let why = format!(
                     "layer {} has counted {found} tokens and layer {} {n}; add every token's picks in all layers",
                     number(*layer),
-                    number(self.calibration.layers[0])
+                    number(self.basis.layers[0])
                 );
                 return Err(Failure::new(Status::Tap, why));
             }
         }
         Ok(n)
+    }
+
+    /// The counts with their tokens, if every layer has counted the same.
+    pub(super) fn whole(&self) -> Result<ExpertCounts, Failure> {
+        let n_tokens = self.n_tokens()?;
+        let mut counts = self.counts.lock().clone();
+        counts.add_tokens(n_tokens - counts.n_tokens());
+        Ok(counts)
     }
 }
 
@@ -59,9 +67,9 @@ pub unsafe extern "C" fn eldr_counts_open(
 ) -> Status {
     guard_done(|| {
         let out = args::need(out, "out")?;
-        let calibration = Arc::clone(&handles::get::<OpenCalibration>(calibration)?.0);
-        let counts = Mutex::new(ExpertCounts::new(&calibration.layers, calibration.shape.n_expert));
-        out.write(handles::insert(OpenCounts { calibration, counts }));
+        let basis = Arc::clone(&handles::get::<OpenCalibration>(calibration)?.0);
+        let counts = Mutex::new(ExpertCounts::new(&basis.layers, basis.shape().n_expert));
+        out.write(handles::insert(OpenCounts { basis, counts }));
         Ok(())
     })
 }
@@ -80,8 +88,8 @@ pub unsafe extern "C" fn eldr_counts_add(
 ) -> Status {
     guard_done(|| {
         let counts = handles::get::<OpenCounts>(counts)?;
-        let shape = &counts.calibration.shape;
-        let position = position(&counts.calibration, layer)?;
+        let shape = counts.basis.shape();
+        let position = position(&counts.basis, layer)?;
         let n = n_tokens.saturating_mul(shape.n_expert_used as usize);
         // SAFETY: the caller passes k ids for each of `n_tokens` tokens.
         let ids = unsafe { args::values(experts, n, "experts") }?;
@@ -105,7 +113,7 @@ pub extern "C" fn eldr_counts_add_tap(
     guard_done(|| {
         let counts = handles::get::<OpenCounts>(counts)?;
         let tap = handles::get::<OpenTap>(tap)?;
-        check_same(&counts.calibration, &tap.calibration, "tap")?;
+        check_same(&counts.basis, &tap.basis, "tap")?;
         tap.picks(first, n_tokens, |position, experts| counts.add(position, experts))
     })
 }
@@ -115,7 +123,7 @@ pub extern "C" fn eldr_counts_add_tap(
 pub extern "C" fn eldr_counts_merge(to: *mut CountsHandle, from: *const CountsHandle) -> Status {
     guard_done(|| {
         let (to, from) = (handles::get::<OpenCounts>(to)?, handles::get::<OpenCounts>(from)?);
-        check_same(&to.calibration, &from.calibration, "second eldr_counts")?;
+        check_same(&to.basis, &from.basis, "second eldr_counts")?;
         let from = from.counts.lock().clone();
         to.counts.lock().merge(&from);
         Ok(())
@@ -127,7 +135,7 @@ pub extern "C" fn eldr_counts_merge(to: *mut CountsHandle, from: *const CountsHa
 pub extern "C" fn eldr_counts_clear(counts: *mut CountsHandle) -> Status {
     guard_done(|| {
         let counts = handles::get::<OpenCounts>(counts)?;
-        *counts.counts.lock() = ExpertCounts::new(&counts.calibration.layers, counts.calibration.shape.n_expert);
+        *counts.counts.lock() = ExpertCounts::new(&counts.basis.layers, counts.basis.shape().n_expert);
         Ok(())
     })
 }
@@ -157,7 +165,7 @@ pub unsafe extern "C" fn eldr_counts_get_row(
 ) -> Status {
     guard_done(|| {
         let counts = handles::get::<OpenCounts>(counts)?;
-        let layer = counts.calibration.layers[position(&counts.calibration, layer)?];
+        let layer = counts.basis.layers[position(&counts.basis, layer)?];
         let counts = counts.counts.lock();
         // SAFETY: the caller says that there is room for `room`.
         unsafe { args::copy_out(counts.row(layer).unwrap_or_default(), row, room, n) }

@@ -4,7 +4,8 @@
 //
 // Two ways to use it. The whole engine, for a library built with llama.cpp: eldr_engine_open(), eldr_engine_submit(),
 // eldr_request_next(). Or only the router, for a program with its own llama.cpp, of any version, which eldr then neither
-// links nor calls: eldr_tap_*() or eldr_counts_add() for what a prompt picks, eldr_signature_open(), eldr_router_route().
+// links nor calls: eldr_tap_*() or eldr_counts_add() for what a prompt picks, eldr_signature_open(), eldr_router_route(); for the policy
+// `marginal_cost` eldr_router_route_request(), eldr_router_leave() and eldr_router_step().
 //
 // What every function keeps
 // - It returns an eldr_status, save the few that can not fail. From 100 on the call did nothing and eldr_last_error()
@@ -14,8 +15,20 @@
 //   Handles may be freed in any order.
 // - It unwinds nothing into C, and keeps no pointer it is given unless its comment says so.
 // - Text it gives out is eldr's: it is UTF-8, and stays as long as the comment says.
-// - A struct begins with its `size`. The _default_params functions set it; in structs to be filled the caller does. A
-//   program that was compiled with an older header works with a newer library: what it does not know stays at its default.
+// - A struct begins with its `size`. The _default_params and _init functions set it; in structs to be filled the caller
+//   does. Structs are passed by pointer: one passed by value could not grow, because caller and library must agree on
+//   how long it is.
+//
+// What stays
+// - ELDR_ABI_VERSION and the soname tell versions of this interface apart, not eldr_version(). Within one soname nothing
+//   is taken away: functions keep their arguments, statuses and other enums their numbers, structs their fields and order.
+// - What may come: functions, statuses, events, policies, names of reasons, keys of JSON objects, and fields at the end of
+//   structs, with which ELDR_ABI_VERSION grows. So let a program pass unknown statuses from 100 on as errors, and unknown
+//   events.
+// - A program works with a library whose ABI version is its own or newer: fields that it does not know stay at their
+//   defaults. An older library refuses its longer structs with ELDR_STATUS_STRUCT_SIZE. eldr_tensor_layout, eldr_logit_bias
+//   and eldr_token_logprob have no `size` and never grow.
+// - Sentences (eldr_last_error(), log lines) may change with every version: do not compare them.
 //
 // What every function asks
 // - A pointer is NULL or points to what its type and comment say, for the length of the call. Strings end in NUL and are
@@ -184,15 +197,33 @@ typedef struct eldr_tap eldr_tap;
 // call. Called on any thread of eldr or of the host, on several at once; must call nothing of eldr.
 typedef void (*eldr_log_callback)(int32_t level, const char *text, void *user);
 
+// A model's experts. Fill it with eldr_model_shape_init() first.
+typedef struct eldr_model_shape {
+  // sizeof(eldr_model_shape).
+  size_t size;
+  // llama.cpp's numbers of the layers that have experts, ascending; NULL is all layers. Read before the call returns.
+  const uint32_t *layers;
+  // How many they are.
+  size_t n_layers;
+  // Layers of the model, dense ones too.
+  uint32_t n_layer;
+  // Experts a layer.
+  uint32_t n_expert;
+  // Experts a token picks in a layer.
+  uint32_t n_expert_used;
+  // 0 for now.
+  uint32_t reserved;
+} eldr_model_shape;
+
 // What an eldr_calibration was made for. Set `size` to sizeof(eldr_calibration_facts) before it is filled.
 typedef struct eldr_calibration_facts {
   // sizeof(eldr_calibration_facts).
   size_t size;
-  // Decode workers: centroid i belongs to worker i.
+  // Decode workers: centroid i belongs to worker i. 0 if there are no centroids.
   uint32_t n_workers;
   // Layers of the model, dense ones too.
   uint32_t n_layer;
-  // Layers whose picks a signature is made of.
+  // Layers whose picks are wanted: those a signature is made of, or all that a prompt shows.
   uint32_t n_layer_used;
   // Experts a layer.
   uint32_t n_expert;
@@ -254,10 +285,11 @@ typedef struct eldr_tap_params {
 typedef struct eldr_router_params {
   // sizeof(eldr_router_params).
   size_t size;
-  // The policy's name; NULL is `locality_band`. eldr_policy_names() has them all; `marginal_cost` and `auto` need an
-  // engine.
+  // The policy's name; NULL is `locality_band`. eldr_policy_names() has them all, and `auto` is `marginal_cost`, or
+  // `least_loaded` where that has nothing to gain.
   const char *policy;
-  // For policies that compare signatures; NULL for those that do not. Its handle may be freed afterwards.
+  // For policies that compare signatures, and for `marginal_cost`, which wants one of eldr_calibration_widen() or
+  // eldr_calibration_of_shape(); NULL for the others. Its handle may be freed afterwards.
   const struct eldr_calibration *calibration;
   // Decode workers, numbered from 0; 0 is as many as the calibration has centroids.
   uint32_t n_workers;
@@ -289,7 +321,36 @@ typedef struct eldr_decision {
   float best_similarity;
   // What decided, such as `band`, `no_signature` or `load`. Lives for ever.
   const char *reason;
+  // Distinct experts that a step of the worker reads without the request, summed over the layers; NaN, like all that
+  // follows, where the policy does not predict it.
+  float experts;
+  // Distinct experts that the request adds.
+  float added_experts;
+  // Time of a step with the request, in the unit of the steps that the policy was told of.
+  double step_time;
+  // Time that all sequences of the batch, the new one included, wait longer for each token.
+  double cost;
+  // What was added to the cost for being less similar to the worker's centroid than to the best one.
+  double regret;
 } eldr_decision;
+
+// A request that a router knows by its number. Fill it with eldr_route_request_init() first.
+typedef struct eldr_route_request {
+  // sizeof(eldr_route_request).
+  size_t size;
+  // Its number, unlike those of all others that are placed.
+  uint64_t id;
+  // Its signature; NULL if it has none.
+  const struct eldr_signature *signature;
+  // The picks of its prompt, which `marginal_cost` predicts from; may be NULL. Read before the call returns.
+  const struct eldr_counts *counts;
+  // A label for the `domain` policy; may be NULL.
+  const char *domain;
+  // Tokens of context it brings; 0 is as many as were counted.
+  uint32_t n_tokens;
+  // 0 for now.
+  uint32_t reserved;
+} eldr_route_request;
 
 // How a model is served. Fill it with eldr_engine_default_params() first. Strings are read before eldr_engine_open()
 // returns.
@@ -300,8 +361,8 @@ typedef struct eldr_engine_params {
   const char *model;
   // The calibration file, for policies that compare signatures; may be NULL.
   const char *calibration;
-  // The routing policy's name; NULL is `locality_band` with a calibration, unless that says it does not help, and
-  // `least_loaded` without.
+  // The routing policy's name; NULL is `auto`: `marginal_cost`, with centroids if there is a calibration, or
+  // `least_loaded` for a dense model and where the calibration says that locality does not help.
   const char *policy;
   // Prefill workers such as `1` or `2@cuda:0`; NULL is one on the best device.
   const char *prefill;
@@ -337,9 +398,41 @@ typedef struct eldr_engine_params {
   const char *domains;
   // Requests that may wait; more are refused.
   uint32_t max_queue;
+  // Requests given to one prefill worker at a time.
+  uint32_t max_prefill;
+  // Prefilled requests that may wait for a place on a decode worker; prefill pauses at this many.
+  uint32_t max_handoffs;
+  // Of those, the cheapest for the running batches goes first, as long as none waits for more than so many times its
+  // turn; 1 is everybody in turn.
+  uint32_t age_bound;
+  // What prefill workers keep of finished prompts, for prompts that begin alike: `on`, `off`, a number of tokens, or
+  // a size such as `512MiB`; NULL is `on`.
+  const char *prefix_cache;
+  // MiB of host memory for what had to make room there; 0 is none.
+  uint64_t cache_ram_mib;
+  // Fit the centroids to the traffic while serving: 0 does not, above 0 does; below 0 does where the policy is `auto`
+  // and there is a calibration.
+  int32_t refit;
   // 0 for now.
   uint32_t reserved;
 } eldr_engine_params;
+
+// What is added to a token's logit.
+typedef struct eldr_logit_bias {
+  // The token.
+  int32_t token;
+  // What is added.
+  float bias;
+} eldr_logit_bias;
+
+// A token and how likely it was.
+typedef struct eldr_token_logprob {
+  // The token.
+  int32_t token;
+  // Natural logarithm of its probability, by the model's own distribution: before bias, grammar, penalties, truncation
+  // and temperature.
+  float logprob;
+} eldr_token_logprob;
 
 // What happened to a request. Set `size` to sizeof(eldr_event) before it is filled.
 typedef struct eldr_event {
@@ -364,8 +457,14 @@ typedef struct eldr_event {
   uint32_t n_generated;
   // Tokens of the prompt that were not computed, because a worker still held their keys and values.
   uint32_t n_cached;
-  // The decision.
-  struct eldr_decision decision;
+  // The decision; NULL in events of other kinds. eldr's: it stays as long as `text`.
+  const struct eldr_decision *decision;
+  // How likely the drawn token was, as eldr_token_logprob has it; NaN unless the request asked for it.
+  float logprob;
+  // How many `top` has.
+  uint32_t n_top;
+  // The likeliest tokens, likeliest first; NULL if there are none. eldr's: it stays as long as `text`.
+  const struct eldr_token_logprob *top;
 } eldr_event;
 
 // Gets what happens to a request, one event after another, on a thread that eldr starts for it. `event` lives for the
@@ -410,6 +509,15 @@ typedef struct eldr_request_params {
   const char *domain;
   // A grammar (GBNF, start symbol `root`) that the text must match; may be NULL.
   const char *grammar;
+  // Added to the logits of tokens, each at most once; minus infinity forbids one. Read before eldr_engine_submit()
+  // returns.
+  const struct eldr_logit_bias *logit_bias;
+  // How many they are.
+  size_t n_logit_bias;
+  // Tell how likely each drawn token was, and so many of the likeliest; below 0 tell nothing.
+  int32_t n_logprobs;
+  // Not 0: go before normal requests in the queue, but for every fourth turn.
+  uint32_t is_urgent;
   // Gets the request's events; NULL to ask for them by eldr_request_next().
   eldr_event_callback on_event;
   // Passed to `on_event`; must stay until the request is freed.
@@ -430,8 +538,8 @@ const char *eldr_version(void);
 // that run llama.cpp themselves. Never fails. Any thread.
 bool eldr_has_engine(void);
 
-// What was wrong in the calling thread's last call that returned a status from 100 on: one sentence, empty before the
-// first. eldr owns it; it stays until the thread's next call that fails. Never fails. Any thread.
+// What was wrong in the calling thread's last call that returned a status from 100 on: one sentence, of an engine's
+// settings one a line for each mistake; empty before the first. eldr owns it; it stays until the thread's next call that fails. Never fails. Any thread.
 const char *eldr_last_error(void);
 
 // A status's name, such as `ELDR_STATUS_FULL`, or `unknown`; it lives for ever. Never fails. Any thread.
@@ -457,6 +565,22 @@ eldr_status eldr_calibration_open(const char *path, struct eldr_calibration **ou
 //
 // Errors: ELDR_STATUS_CALIBRATION if they are none.
 eldr_status eldr_calibration_read(const uint8_t *bytes, size_t n_bytes, struct eldr_calibration **out);
+
+// Opens in `out`, which the caller frees, the same calibration for counts, taps and caches of every layer that a prompt
+// shows, not only of those signatures are made of: what the policy `marginal_cost` predicts from. Any thread.
+//
+// What was opened under one of the two does not go with what was opened under the other.
+eldr_status eldr_calibration_widen(const struct eldr_calibration *calibration, struct eldr_calibration **out);
+
+// Fills `shape`, of `size` bytes (sizeof(eldr_model_shape)), with nothing; the numbers are the host's. Any thread.
+eldr_status eldr_model_shape_init(struct eldr_model_shape *shape, size_t size);
+
+// Opens in `out`, which the caller frees, what is known of a model that was never calibrated: its experts. Any thread.
+//
+// Under it all layers that a prompt shows are counted and nothing has a signature; it has no centroids, so a router of
+// it is told its number of workers. The policy `marginal_cost` needs no more.
+// Errors: ELDR_STATUS_ARGUMENT for a shape no model has.
+eldr_status eldr_calibration_of_shape(const struct eldr_model_shape *shape, struct eldr_calibration **out);
 
 // Fills `out`, whose `size` is set, with what the calibration was made for. Any thread.
 eldr_status eldr_calibration_get_facts(const struct eldr_calibration *calibration, struct eldr_calibration_facts *out);
@@ -631,24 +755,26 @@ eldr_status eldr_router_default_params(struct eldr_router_params *params, size_t
 
 // Opens a router in `out`, whose workers are all idle; the caller frees it. Any thread.
 //
-// Errors: ELDR_STATUS_CONFIG for an unknown policy, one that needs an engine, and settings that do not fit the
-// calibration.
+// Errors: ELDR_STATUS_CONFIG for an unknown policy, one that needs a calibration, and settings that do not fit it.
 eldr_status eldr_router_open(const struct eldr_router_params *params, struct eldr_router **out);
+
+// Writes the name of the policy that routes, which is never `auto`, to `name`; it lives for ever. Any thread.
+eldr_status eldr_router_get_policy(const struct eldr_router *router, const char **name);
 
 // Says how many requests worker `worker` can hold, and whether any may be sent to it. Any thread.
 eldr_status eldr_router_set_worker(struct eldr_router *router, uint32_t worker, uint32_t n_slots, bool is_running);
 
-// Says how many requests worker `worker` holds now, whatever was booked. Any thread.
+// Says how many requests worker `worker` holds now, whatever was booked or placed. Any thread.
 eldr_status eldr_router_report(struct eldr_router *router, uint32_t worker, uint32_t n_inflight);
 
 // Takes a place on worker `worker` that no decision booked. Any thread.
 //
-// ELDR_STATUS_FULL if it has none.
+// ELDR_STATUS_FULL if it has none. Errors: ELDR_STATUS_ARGUMENT with `marginal_cost`: eldr_router_place().
 eldr_status eldr_router_book(struct eldr_router *router, uint32_t worker);
 
 // Gives back a place on worker `worker`: the request ended, or never got there. Any thread.
 //
-// Errors: ELDR_STATUS_ARGUMENT if the worker holds nothing.
+// Errors: ELDR_STATUS_ARGUMENT if the worker holds nothing, and with `marginal_cost`: eldr_router_leave().
 eldr_status eldr_router_unbook(struct eldr_router *router, uint32_t worker);
 
 // Chooses a worker for a request and fills `out`, whose `size` is set. With `book`, a place on it is taken, in one step
@@ -656,7 +782,8 @@ eldr_status eldr_router_unbook(struct eldr_router *router, uint32_t worker);
 //
 // `signature` may be NULL (a request without one goes by load), and so may `domain`, a label for the `domain` policy.
 // ELDR_STATUS_FULL if every running worker is full, ELDR_STATUS_NO_WORKER if none is running.
-// Errors: ELDR_STATUS_MISMATCH for a signature of another calibration.
+// Errors: ELDR_STATUS_MISMATCH for a signature of another calibration, ELDR_STATUS_ARGUMENT for `book` with
+// `marginal_cost`, which has to know the request: eldr_router_route_request().
 eldr_status eldr_router_route(struct eldr_router *router,
                               const struct eldr_signature *signature,
                               const char *domain,
@@ -666,15 +793,48 @@ eldr_status eldr_router_route(struct eldr_router *router,
 // Frees the handle; NULL is let pass. Any thread.
 eldr_status eldr_router_free(struct eldr_router *router);
 
+// Fills `request`, of `size` bytes (sizeof(eldr_route_request)), with the defaults: number 0 and nothing known of it. Any
+// thread.
+eldr_status eldr_route_request_init(struct eldr_route_request *request,
+                                    size_t size);
+
+// Like eldr_router_route(), for a request that the router is to know by its number. With `place` it is placed on the
+// worker in one step with the choice, until eldr_router_leave(). Any thread.
+//
+// ELDR_STATUS_FULL if every running worker is full, ELDR_STATUS_NO_WORKER if none is running.
+// Errors: ELDR_STATUS_ARGUMENT for a number that is placed, ELDR_STATUS_MISMATCH for a signature or counts of another
+// calibration than the router's, ELDR_STATUS_TAP if the layers have counted different tokens.
+eldr_status eldr_router_route_request(struct eldr_router *router,
+                                      const struct eldr_route_request *request,
+                                      bool place,
+                                      struct eldr_decision *out);
+
+// Places a request on worker `worker`, which no decision chose. Any thread.
+//
+// ELDR_STATUS_FULL if it has no place. Errors: as eldr_router_route_request().
+eldr_status eldr_router_place(struct eldr_router *router, uint32_t worker, const struct eldr_route_request *request);
+
+// Says that request `id` has left the worker it was placed on: it ended, or never got there. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a request that is not placed.
+eldr_status eldr_router_leave(struct eldr_router *router, uint64_t id);
+
+// Says that worker `worker` ran a decode step of `n_batch` sequences that did nothing else, in `time`, of any one unit:
+// `marginal_cost` learns from it what a step costs. Other policies do without. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a time that is not above 0.
+eldr_status eldr_router_step(struct eldr_router *router, uint32_t worker, uint32_t n_batch, double time);
+
 // Fills `params`, of `size` bytes (sizeof(eldr_engine_params)), with the defaults; the model is the host's. Any thread.
 eldr_status eldr_engine_default_params(struct eldr_engine_params *params, size_t size);
 
 // Loads a model and starts its workers; opens the engine in `out`, which the caller frees. Takes as long as loading
 // takes. Any thread.
 //
-// Errors: ELDR_STATUS_CONFIG with every mistake in the settings, ELDR_STATUS_CALIBRATION or ELDR_STATUS_FILE for the
-// calibration, ELDR_STATUS_LLAMA for the model, ELDR_STATUS_UNSUPPORTED in a library without llama.cpp.
-eldr_status eldr_engine_open(const struct eldr_engine_params *params, struct eldr_engine **out);
+// Errors: ELDR_STATUS_CONFIG with every mistake in the settings, one a line, a calibration that is not there among them;
+// ELDR_STATUS_CALIBRATION or ELDR_STATUS_FILE for the calibration, ELDR_STATUS_LLAMA for the model, ELDR_STATUS_UNSUPPORTED in a library without llama.cpp.
+eldr_status eldr_engine_open(const struct eldr_engine_params *params,
+                             struct eldr_engine **out);
 
 // Copies the tokens of `text`, `n_text` bytes of UTF-8, as a prompt with its special tokens, to `tokens`, which has room
 // for `room`; writes to `n`, unless it is NULL, how many there are. Any thread.
@@ -703,6 +863,39 @@ eldr_status eldr_engine_drain(struct eldr_engine *engine, uint32_t timeout_ms);
 // before or after: their ends can still be read. Free every engine before the process ends. Any thread, callbacks too.
 eldr_status eldr_engine_free(struct eldr_engine *engine);
 
+// Writes the name of the policy that routes to `name`, which lives for ever, and to `note`, unless that is NULL, why it is
+// less than what was asked for, which lives for ever too: NULL where it is not. Any thread.
+eldr_status eldr_engine_get_policy(const struct eldr_engine *engine,
+                                   const char **name,
+                                   const char **note);
+
+// Sends decode worker `worker` no more requests; it finishes those it has, and can be resumed. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a worker that is not there or lost, and for the last one that takes requests.
+eldr_status eldr_engine_drain_worker(struct eldr_engine *engine, uint32_t worker);
+
+// Lets a drained decode worker take requests again. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a worker that is not there or lost.
+eldr_status eldr_engine_resume_worker(struct eldr_engine *engine, uint32_t worker);
+
+// Routes the requests to come by another calibration of the same model, workers and layers; the band keeps its width. Any
+// thread; the calibration's handle may be freed afterwards.
+//
+// Errors: ELDR_STATUS_CALIBRATION for one of another model, number of workers or layers, and while centroids are refitted.
+eldr_status eldr_engine_set_calibration(struct eldr_engine *engine,
+                                        const struct eldr_calibration *calibration);
+
+// Copies the bytes of `token`'s text, of which several tokens may make one character, to `text`, which has room for
+// `room`; writes to `n`, unless it is NULL, how many there are. No NUL is added. Any thread.
+//
+// Errors: ELDR_STATUS_ARGUMENT for a token that the vocabulary does not have, ELDR_STATUS_BUFFER for too little room.
+eldr_status eldr_engine_token_text(const struct eldr_engine *engine,
+                                   int32_t token,
+                                   uint8_t *text,
+                                   size_t room,
+                                   size_t *n);
+
 // Fills `params`, of `size` bytes (sizeof(eldr_request_params)), with the defaults: greedy, 128 tokens. Any thread.
 eldr_status eldr_request_default_params(struct eldr_request_params *params, size_t size);
 
@@ -727,6 +920,12 @@ eldr_status eldr_request_cancel(const struct eldr_request *request);
 
 // Writes the request's number, unique within its engine, to `id`. Any thread.
 eldr_status eldr_request_get_id(const struct eldr_request *request, uint64_t *id);
+
+// Writes why the request went where it went to `json`: an array of its decisions, one for each time that it was routed,
+// as far as their events were read or called for. eldr owns the text; it stays until the thread's next call that gives out
+// text. Any thread.
+eldr_status eldr_request_explain_json(const struct eldr_request *request,
+                                      const char **json);
 
 // Cancels the request unless it has ended, and frees the handle; NULL is let pass. Any thread.
 //

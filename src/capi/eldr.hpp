@@ -98,12 +98,23 @@ template <class Params, eldr_status (*Defaults)(Params *, std::size_t)> Params d
 inline eldr_engine_params engine_params() { return defaults<eldr_engine_params, eldr_engine_default_params>(); }
 inline eldr_request_params request_params() { return defaults<eldr_request_params, eldr_request_default_params>(); }
 inline eldr_router_params router_params() { return defaults<eldr_router_params, eldr_router_default_params>(); }
+inline eldr_model_shape model_shape() { return defaults<eldr_model_shape, eldr_model_shape_init>(); }
+inline eldr_route_request route_request() { return defaults<eldr_route_request, eldr_route_request_init>(); }
 inline eldr_tap_params tap_params() { return defaults<eldr_tap_params, eldr_tap_default_params>(); }
 
 class calibration : public owned<eldr_calibration, eldr_calibration_free> {
 public:
   calibration() noexcept = default;
   explicit calibration(const std::string &path) { check(eldr_calibration_open(path.c_str(), &handle_)); }
+  // What is known of a model that was never calibrated.
+  explicit calibration(const eldr_model_shape &shape) { check(eldr_calibration_of_shape(&shape, &handle_)); }
+
+  // The same, for counts of every layer that a prompt shows, as `marginal_cost` wants them.
+  calibration widened() const {
+    calibration wide;
+    check(eldr_calibration_widen(handle_, &wide.handle_));
+    return wide;
+  }
 
   eldr_calibration_facts facts() const {
     eldr_calibration_facts facts = {};
@@ -194,6 +205,24 @@ public:
     check(status);
     return status;
   }
+  // The same, for a request that the router is to know by its number until it leaves.
+  eldr_status route(const eldr_route_request &request, eldr_decision &decision, bool place = true) {
+    decision = {};
+    decision.size = sizeof decision;
+    const eldr_status status = eldr_router_route_request(handle_, &request, place, &decision);
+    check(status);
+    return status;
+  }
+  bool leave(std::uint64_t id) { return check(eldr_router_leave(handle_, id)); }
+  // A decode step of `n_batch` sequences took `time`, in any one unit.
+  bool step(std::uint32_t worker, std::uint32_t n_batch, double time) {
+    return check(eldr_router_step(handle_, worker, n_batch, time));
+  }
+  std::string_view policy() const {
+    const char *name = "";
+    check(eldr_router_get_policy(handle_, &name));
+    return name;
+  }
   bool report(std::uint32_t worker, std::uint32_t n_inflight) {
     return check(eldr_router_report(handle_, worker, n_inflight));
   }
@@ -214,6 +243,12 @@ public:
     return status;
   }
   bool cancel() { return check(eldr_request_cancel(handle_)); }
+  // Why it went where it went, as far as its events were read.
+  std::string explain_json() const {
+    const char *json = "";
+    check(eldr_request_explain_json(handle_, &json));
+    return json;
+  }
 };
 
 class engine : public owned<eldr_engine, eldr_engine_free> {
@@ -254,6 +289,15 @@ public:
     while (asked.next(event) == ELDR_STATUS_OK && event.kind != ELDR_EVENT_KIND_FAILED) {
       text.append(event.text, event.n_text);
     }
+    return text;
+  }
+
+  // The bytes of a token's text.
+  std::string token_text(std::int32_t token) const {
+    std::size_t n = 0;
+    eldr_engine_token_text(handle_, token, nullptr, 0, &n);
+    std::string text(n, ' ');
+    check(eldr_engine_token_text(handle_, token, reinterpret_cast<std::uint8_t *>(&text[0]), n, nullptr));
     return text;
   }
 

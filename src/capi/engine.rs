@@ -25,8 +25,8 @@ pub fn export_engine(engine: Engine) -> *mut EngineHandle {
 /// Loads a model and starts its workers; opens the engine in `out`, which the caller frees. Takes as long as loading
 /// takes. Any thread.
 ///
-/// Errors: ELDR_STATUS_CONFIG with every mistake in the settings, ELDR_STATUS_CALIBRATION or ELDR_STATUS_FILE for the
-/// calibration, ELDR_STATUS_LLAMA for the model, ELDR_STATUS_UNSUPPORTED in a library without llama.cpp.
+/// Errors: ELDR_STATUS_CONFIG with every mistake in the settings, one a line, a calibration that is not there among them;
+/// ELDR_STATUS_CALIBRATION or ELDR_STATUS_FILE for the calibration, ELDR_STATUS_LLAMA for the model, ELDR_STATUS_UNSUPPORTED in a library without llama.cpp.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_engine_open(
     params: *const EngineParams,
@@ -94,16 +94,18 @@ pub unsafe extern "C" fn eldr_engine_stats_json(
 ) -> Status {
     guard_done(|| {
         let engine = handles::get::<OpenEngine>(engine)?;
-        let text = stats_text(&engine.0.stats(), engine.0.policy_name());
+        let text = stats_text(&engine.0.stats(), engine.0.policy_name(), engine.0.policy_note().as_deref());
         args::put(json, failure::lend(&text), "json")
     })
 }
 
-fn stats_text(stats: &EngineStats, policy: &str) -> String {
+fn stats_text(stats: &EngineStats, policy: &str, note: Option<&str>) -> String {
     let view = |w: &crate::route::WorkerView| json!({ "id": w.id.0, "n_slots": w.n_slots, "n_inflight": w.n_inflight, "is_running": w.healthy });
     let workers: Vec<_> = stats.workers.iter().map(view).collect();
     json!({
         "policy": policy,
+        "policy_note": note,
+        "step_time_error": stats.step_time_error,
         "n_active": stats.n_active,
         "n_queued": stats.n_queued,
         "n_retried": stats.dispatch.n_retried,

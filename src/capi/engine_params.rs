@@ -6,7 +6,8 @@ use super::{
     failure::{Failure, guard_done},
 };
 use crate::{
-    engine::{EngineConfig, FlashAttention, KvFormat},
+    engine::{EngineBuilder, EngineConfig},
+    refit::RefitConfig,
     route::PolicyKind,
 };
 
@@ -21,8 +22,8 @@ pub struct EngineParams {
     pub model: *const c_char,
     /// The calibration file, for policies that compare signatures; may be NULL.
     pub calibration: *const c_char,
-    /// The routing policy's name; NULL is `locality_band` with a calibration, unless that says it does not help, and
-    /// `least_loaded` without.
+    /// The routing policy's name; NULL is `auto`: `marginal_cost`, with centroids if there is a calibration, or
+    /// `least_loaded` for a dense model and where the calibration says that locality does not help.
     pub policy: *const c_char,
     /// Prefill workers such as `1` or `2@cuda:0`; NULL is one on the best device.
     pub prefill: *const c_char,
@@ -58,6 +59,21 @@ pub struct EngineParams {
     pub domains: *const c_char,
     /// Requests that may wait; more are refused.
     pub max_queue: u32,
+    /// Requests given to one prefill worker at a time.
+    pub max_prefill: u32,
+    /// Prefilled requests that may wait for a place on a decode worker; prefill pauses at this many.
+    pub max_handoffs: u32,
+    /// Of those, the cheapest for the running batches goes first, as long as none waits for more than so many times its
+    /// turn; 1 is everybody in turn.
+    pub age_bound: u32,
+    /// What prefill workers keep of finished prompts, for prompts that begin alike: `on`, `off`, a number of tokens, or
+    /// a size such as `512MiB`; NULL is `on`.
+    pub prefix_cache: *const c_char,
+    /// MiB of host memory for what had to make room there; 0 is none.
+    pub cache_ram_mib: u64,
+    /// Fit the centroids to the traffic while serving: 0 does not, above 0 does; below 0 does where the policy is `auto`
+    /// and there is a calibration.
+    pub refit: i32,
     /// 0 for now.
     pub reserved: u32,
 }
@@ -67,11 +83,12 @@ unsafe impl FromC for EngineParams {}
 
 impl Growing for EngineParams {
     const NAME: &'static str = "eldr_engine_params";
-    const FIRST_SIZE: usize = 128;
+    const FIRST_SIZE: usize = 160;
 
     fn defaults() -> Self {
         let config = EngineConfig::default();
         let null = std::ptr::null();
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Self {
             size: size_of::<Self>(),
             model: null,
@@ -93,7 +110,13 @@ impl Growing for EngineParams {
             min_band: config.min_band,
             seed: config.seed,
             domains: null,
-            max_queue: u32::try_from(config.limits.max_queue).unwrap_or(u32::MAX),
+            max_queue: count(config.limits.max_queue),
+            max_prefill: count(config.limits.max_prefill),
+            max_handoffs: count(config.limits.max_handoffs),
+            age_bound: config.limits.age_bound,
+            prefix_cache: null,
+            cache_ram_mib: config.cache_ram_mib,
+            refit: -1,
             reserved: 0,
         }
     }
@@ -116,62 +139,55 @@ impl EngineParams {
             // SAFETY: passed on.
             unsafe { args::optional_text(at, what) }
         };
-        let mut config = EngineConfig {
-            n_slots: self.n_slots,
-            n_ctx_slot: self.n_ctx_slot,
-            chunk: self.chunk,
-            n_threads: self.n_threads,
-            n_gpu_layers: u32::try_from(self.n_gpu_layers).ok(),
-            cpu_moe: self.n_cpu_moe < 0,
-            n_cpu_moe: u32::try_from(self.n_cpu_moe).unwrap_or(0),
-            exact: self.exact != 0,
-            use_mmap: self.use_mmap != 0,
-            tau: Some(self.tau).filter(|tau| !tau.is_nan()),
-            min_band: self.min_band,
-            seed: self.seed,
-            // SAFETY: passed on.
-            calibration: unsafe { args::optional_path(self.calibration, "calibration") }?,
-            ..EngineConfig::default()
+        let given = |builder: EngineBuilder, value, set: fn(EngineBuilder, &str) -> EngineBuilder| match value {
+            Some(text) => set(builder, text),
+            None => builder,
         };
-        config.limits.max_queue = self.max_queue as usize;
-        let mut problems = Vec::new();
-        let mut note = |result: Result<(), String>| problems.extend(result.err());
-        if let Some(list) = text(self.prefill, "prefill")? {
-            note(list.parse().map(|list| config.prefill = list).map_err(|error| error.to_string()));
-        }
-        if let Some(list) = text(self.decode, "decode")? {
-            note(list.parse().map(|list| config.decode = list).map_err(|error| error.to_string()));
-        }
-        let policy = text(self.policy, "policy")?;
-        config.heed_verdict = policy.is_none();
-        match policy {
-            Some(name) => note(name.parse().map(|kind| config.policy = kind).map_err(|error| error.to_string())),
-            None if config.calibration.is_some() => config.policy = PolicyKind::LocalityBand,
-            None => {}
-        }
-        match text(self.flash_attention, "flash_attention")? {
-            None | Some("auto") => {}
-            Some("on") => config.flash_attention = FlashAttention::On,
-            Some("off") => config.flash_attention = FlashAttention::Off,
-            Some(other) => note(Err(format!("flash_attention is '{other}'; it can be auto, on or off"))),
-        }
-        match text(self.kv_format, "kv_format")? {
-            None | Some("f16") => {}
-            Some("q8_0") => config.kv_format = KvFormat::Q8_0,
-            Some("f32") => config.kv_format = KvFormat::F32,
-            Some(other) => note(Err(format!("kv_format is '{other}'; it can be f16, q8_0 or f32"))),
-        }
+        let mut builder = EngineConfig::builder().set(|config| self.numbers(config));
+        builder = given(builder, text(self.prefill, "prefill")?, EngineBuilder::prefill);
+        builder = given(builder, text(self.decode, "decode")?, EngineBuilder::decode);
+        builder = given(builder, text(self.policy, "policy")?, EngineBuilder::policy);
+        builder = given(builder, text(self.calibration, "calibration")?, |builder, path| builder.calibration(path));
+        builder = given(builder, text(self.flash_attention, "flash_attention")?, EngineBuilder::flash_attention);
+        builder = given(builder, text(self.kv_format, "kv_format")?, EngineBuilder::kv_format);
+        builder = given(builder, text(self.prefix_cache, "prefix_cache")?, EngineBuilder::prefix_cache);
         if let Some(list) = text(self.domains, "domains")? {
-            config.domains = list.split(',').map(|name| name.trim().to_owned()).collect();
+            let domains = list.split(',').map(|name| name.trim().to_owned()).collect();
+            builder = builder.set(|config| config.domains = domains);
         }
-        problems.extend(config.problems());
-        if problems.is_empty() { Ok(config) } else { Err(Failure::new(Status::Config, problems.join("; "))) }
+        let refit = self.refit;
+        builder = builder.set(|config| {
+            let refits = refit > 0 || (refit < 0 && config.policy == PolicyKind::Auto && config.calibration.is_some());
+            config.refit = refits.then(RefitConfig::default);
+        });
+        builder.build().map_err(|problems| Failure::new(Status::Config, problems))
+    }
+
+    fn numbers(&self, config: &mut EngineConfig) {
+        config.n_slots = self.n_slots;
+        config.n_ctx_slot = self.n_ctx_slot;
+        config.chunk = self.chunk;
+        config.n_threads = self.n_threads;
+        config.n_gpu_layers = u32::try_from(self.n_gpu_layers).ok();
+        config.cpu_moe = self.n_cpu_moe < 0;
+        config.n_cpu_moe = u32::try_from(self.n_cpu_moe).unwrap_or(0);
+        config.exact = self.exact != 0;
+        config.use_mmap = self.use_mmap != 0;
+        config.tau = Some(self.tau).filter(|tau| !tau.is_nan());
+        config.min_band = self.min_band;
+        config.seed = self.seed;
+        config.cache_ram_mib = self.cache_ram_mib;
+        config.limits.max_queue = self.max_queue as usize;
+        config.limits.max_prefill = self.max_prefill as usize;
+        config.limits.max_handoffs = self.max_handoffs as usize;
+        config.limits.age_bound = self.age_bound;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{KvFormat, PrefixBudget};
 
     fn config(params: &EngineParams) -> Result<EngineConfig, Failure> {
         // SAFETY: the tests pass literals.
@@ -183,8 +199,28 @@ mod tests {
         assert_eq!(config(&EngineParams::defaults()).expect("valid"), EngineConfig::default());
         let named = EngineParams { policy: c"least_loaded".as_ptr(), ..EngineParams::defaults() };
         assert!(!config(&named).expect("valid").heed_verdict, "a policy asked for by name is used");
-        let calibrated = EngineParams { calibration: c"a.safetensors".as_ptr(), ..EngineParams::defaults() };
-        assert_eq!(config(&calibrated).expect("valid").policy, PolicyKind::LocalityBand);
+    }
+
+    #[test]
+    fn what_is_given_is_set() {
+        let given = EngineParams {
+            calibration: c"Cargo.toml".as_ptr(),
+            prefix_cache: c"512MiB".as_ptr(),
+            cache_ram_mib: 64,
+            age_bound: 2,
+            max_prefill: 3,
+            max_handoffs: 5,
+            kv_format: c"f32".as_ptr(),
+            domains: c"code, math".as_ptr(),
+            ..EngineParams::defaults()
+        };
+        let config = config(&given).expect("valid");
+        assert_eq!((config.prefix_cache, config.cache_ram_mib), (PrefixBudget::MiB(512), 64));
+        assert_eq!((config.limits.age_bound, config.limits.max_prefill, config.limits.max_handoffs), (2, 3, 5));
+        assert_eq!((config.kv_format, config.domains), (KvFormat::F32, vec!["code".to_owned(), "math".to_owned()]));
+        assert_eq!(config.refit, Some(RefitConfig::default()), "auto refits a calibration");
+        let still = EngineParams { refit: 0, ..given };
+        assert_eq!(self::config(&still).expect("valid").refit, None);
     }
 
     #[test]
@@ -197,8 +233,9 @@ mod tests {
             ..EngineParams::defaults()
         };
         let failure = config(&wrong).expect_err("four mistakes");
-        let text = format!("{failure:?}");
-        for part in ["unknown policy 'fastest'", "'none' in the workers", "it can be auto", "slots must be"] {
+        let text = failure.message();
+        assert_eq!(text.lines().count(), 4, "{text}");
+        for part in ["unknown policy 'fastest'", "'none' in the workers", "'maybe' is not auto", "slots must be"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

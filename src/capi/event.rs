@@ -1,4 +1,5 @@
 use std::{
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     ffi::{CStr, c_char},
 };
@@ -6,7 +7,11 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{args::Growing, failure};
-use crate::{engine::StreamEvent, route, types::FinishReason};
+use crate::{
+    engine::StreamEvent,
+    route,
+    types::{FinishReason, Token},
+};
 
 /// Where a request goes, and why. Set `size` to sizeof(eldr_decision) before it is filled.
 #[repr(C)]
@@ -26,6 +31,17 @@ pub struct Decision {
     pub best_similarity: f32,
     /// What decided, such as `band`, `no_signature` or `load`. Lives for ever.
     pub reason: *const c_char,
+    /// Distinct experts that a step of the worker reads without the request, summed over the layers; NaN, like all that
+    /// follows, where the policy does not predict it.
+    pub experts: f32,
+    /// Distinct experts that the request adds.
+    pub added_experts: f32,
+    /// Time of a step with the request, in the unit of the steps that the policy was told of.
+    pub step_time: f64,
+    /// Time that all sequences of the batch, the new one included, wait longer for each token.
+    pub cost: f64,
+    /// What was added to the cost for being less similar to the worker's centroid than to the best one.
+    pub regret: f64,
 }
 
 impl Growing for Decision {
@@ -41,12 +57,18 @@ impl Growing for Decision {
             similarity: f32::NAN,
             best_similarity: f32::NAN,
             reason: c"".as_ptr(),
+            experts: f32::NAN,
+            added_experts: f32::NAN,
+            step_time: f64::NAN,
+            cost: f64::NAN,
+            regret: f64::NAN,
         }
     }
 }
 
 impl Decision {
     pub(super) fn of(decision: &route::Decision) -> Self {
+        let marginal = decision.marginal.as_ref();
         let reason = serde_json::to_value(decision.reason).ok();
         let reason = reason.as_ref().and_then(|reason| reason.as_str()).unwrap_or("unknown");
         Self {
@@ -56,7 +78,12 @@ impl Decision {
             similarity: decision.similarity.unwrap_or(f32::NAN),
             best_similarity: decision.best_similarity.unwrap_or(f32::NAN),
             reason: forever(reason).as_ptr(),
-            ..Self::defaults()
+            experts: marginal.map_or(f32::NAN, |m| m.experts),
+            added_experts: marginal.map_or(f32::NAN, |m| m.added_experts),
+            step_time: marginal.map_or(f64::NAN, |m| m.step),
+            cost: marginal.map_or(f64::NAN, |m| m.cost),
+            regret: marginal.map_or(f64::NAN, |m| m.regret),
+            size: size_of::<Self>(),
         }
     }
 }
@@ -91,6 +118,17 @@ pub enum Finish {
     Deadline = 4,
 }
 
+/// A token and how likely it was.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: i32,
+    /// Natural logarithm of its probability, by the model's own distribution: before bias, grammar, penalties, truncation
+    /// and temperature.
+    pub logprob: f32,
+}
+
 /// What happened to a request. Set `size` to sizeof(eldr_event) before it is filled.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -116,13 +154,19 @@ pub struct Event {
     pub n_generated: u32,
     /// Tokens of the prompt that were not computed, because a worker still held their keys and values.
     pub n_cached: u32,
-    /// The decision.
-    pub decision: Decision,
+    /// The decision; NULL in events of other kinds. eldr's: it stays as long as `text`.
+    pub decision: *const Decision,
+    /// How likely the drawn token was, as eldr_token_logprob has it; NaN unless the request asked for it.
+    pub logprob: f32,
+    /// How many `top` has.
+    pub n_top: u32,
+    /// The likeliest tokens, likeliest first; NULL if there are none. eldr's: it stays as long as `text`.
+    pub top: *const TokenLogprob,
 }
 
 impl Growing for Event {
     const NAME: &'static str = "eldr_event";
-    const FIRST_SIZE: usize = 96;
+    const FIRST_SIZE: usize = 80;
 
     fn defaults() -> Self {
         Self {
@@ -136,7 +180,10 @@ impl Growing for Event {
             n_prompt: 0,
             n_generated: 0,
             n_cached: 0,
-            decision: Decision::defaults(),
+            decision: std::ptr::null(),
+            logprob: f32::NAN,
+            n_top: 0,
+            top: std::ptr::null(),
         }
     }
 }
@@ -147,13 +194,16 @@ impl Event {
         let text = |text: &str, event: Self| Self { text: failure::lend(text), n_text: text.len(), ..event };
         let nanos = |at: std::time::Duration| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
         match event {
-            StreamEvent::Token { token, text: t, at, .. } => {
-                text(t, Self { kind: EventKind::Token, token: *token, at_ns: nanos(*at), ..Self::defaults() })
+            StreamEvent::Token { token, text: t, at, logprobs } => {
+                let event = Self { kind: EventKind::Token, token: *token, at_ns: nanos(*at), ..Self::defaults() };
+                let Some(logprobs) = logprobs else { return text(t, event) };
+                let (n_top, top) = (logprobs.top.len() as u32, lend_top(&logprobs.top));
+                text(t, Self { logprob: logprobs.logprob, n_top, top, ..event })
             }
             StreamEvent::Routed { decision, at } => Self {
                 kind: EventKind::Routed,
                 at_ns: nanos(*at),
-                decision: Decision::of(decision),
+                decision: lend_decision(Decision::of(decision)),
                 ..Self::defaults()
             },
             StreamEvent::End { reason, usage, text: t } => {
@@ -170,6 +220,28 @@ impl Event {
             StreamEvent::Failed(why) => text(why, Self { kind: EventKind::Failed, ..Self::defaults() }),
         }
     }
+}
+
+thread_local! {
+    static DECISION: Cell<Decision> = Cell::new(Decision::defaults());
+    static TOP: RefCell<Vec<TokenLogprob>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps a decision for the calling thread until its next; where it lies.
+fn lend_decision(decision: Decision) -> *const Decision {
+    DECISION.with(|kept| {
+        kept.set(decision);
+        kept.as_ptr().cast_const()
+    })
+}
+
+/// Keeps the likeliest tokens for the calling thread until its next; where they lie.
+fn lend_top(top: &[(Token, f32)]) -> *const TokenLogprob {
+    TOP.with_borrow_mut(|kept| {
+        kept.clear();
+        kept.extend(top.iter().map(|&(token, logprob)| TokenLogprob { token, logprob }));
+        if kept.is_empty() { std::ptr::null() } else { kept.as_ptr() }
+    })
 }
 
 /// `text` as a C string that is never freed: for names, of which there are few.

@@ -32,6 +32,11 @@ impl Failure {
     pub(super) fn status(&self) -> Status {
         self.status
     }
+
+    #[cfg(test)]
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
 }
 
 thread_local! {
@@ -109,13 +114,14 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         let status = match &error {
             EngineError::QueueFull(_) => Status::QueueFull,
+            EngineError::Member(_) => Status::Argument,
             EngineError::Draining => Status::Draining,
             EngineError::Request(_) => Status::Request,
             EngineError::Calibration(_) => Status::Calibration,
             EngineError::CalibrationFile(error) => of_file(error),
             #[cfg(feature = "llama")]
             EngineError::Llama(_) => Status::Llama,
-            EngineError::Config(_) => Status::Config,
+            EngineError::Config(_) | EngineError::Problems(_) => Status::Config,
             _ => Status::Run,
         };
         Self::new(status, error)

@@ -28,8 +28,8 @@ pub extern "C" fn eldr_has_engine() -> bool {
     cfg!(feature = "llama")
 }
 
-/// What was wrong in the calling thread's last call that returned a status from 100 on: one sentence, empty before the
-/// first. eldr owns it; it stays until the thread's next call that fails. Never fails. Any thread.
+/// What was wrong in the calling thread's last call that returned a status from 100 on: one sentence, of an engine's
+/// settings one a line for each mistake; empty before the first. eldr owns it; it stays until the thread's next call that fails. Never fails. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_last_error() -> *const c_char {
     failure::last_error()

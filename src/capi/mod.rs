@@ -7,6 +7,16 @@
 //! that is of another kind, is a status, whichever thread uses it.
 //!
 //! The head of `eldr.h` has the conventions every function keeps, and asks of its caller.
+//!
+//! ```
+//! # mod fake {
+//! #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+//! # }
+//!
+//! // An engine that Rust started, with a policy or runners of its own perhaps, for the C part of a program to use and free.
+//! let handle = eldr::capi::export_engine(fake::engine());
+//! assert_eq!(eldr::capi::eldr_engine_free(handle), eldr::capi::Status::Ok);
+//! ```
 #![expect(unsafe_code, reason = "C calls it by name and passes pointers; each is read in `args`, after its check")]
 #![expect(clippy::doc_markdown, reason = "the comments become those of a C header")]
 #![expect(clippy::missing_safety_doc, reason = "what a caller must hold to is the same everywhere: the head of eldr.h")]
@@ -18,6 +28,7 @@ mod args;
 mod cache;
 mod calibration;
 mod callback;
+mod control;
 mod counts;
 mod engine;
 mod engine_params;
@@ -27,6 +38,7 @@ mod handles;
 mod info;
 mod layout;
 mod logging;
+mod placement;
 mod request;
 mod router;
 mod rows;
@@ -39,6 +51,7 @@ mod tap_call;
 pub use cache::*;
 pub use calibration::*;
 pub use callback::*;
+pub use control::*;
 pub use counts::*;
 pub use engine::*;
 pub use engine_params::*;
@@ -47,6 +60,7 @@ pub use handles::*;
 pub use info::*;
 pub use layout::*;
 pub use logging::*;
+pub use placement::*;
 pub use request::*;
 pub use router::*;
 pub use signature::*;

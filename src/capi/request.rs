@@ -1,4 +1,5 @@
 use std::{
+    ffi::c_char,
     mem::MaybeUninit,
     pin::pin,
     sync::Arc,
@@ -12,15 +13,31 @@ use parking_lot::Mutex;
 use super::{
     Event, RequestHandle, Status, args,
     callback::Caller,
-    failure::{Failure, guard, guard_done},
+    failure::{self, Failure, guard, guard_done},
     handles::{self, Class},
 };
-use crate::engine::{Canceller, StreamEvent, TokenStream};
+use crate::{
+    engine::{Canceller, StreamEvent, TokenStream},
+    route::Decision,
+};
 
 pub(super) struct OpenRequest {
     pub(super) id: u64,
     pub(super) canceller: Canceller,
     pub(super) events: Events,
+    pub(super) routed: Arc<Routed>,
+}
+
+/// The request's decisions, as they were read.
+#[derive(Default)]
+pub(super) struct Routed(Mutex<Vec<Decision>>);
+
+impl Routed {
+    pub(super) fn note(&self, event: &StreamEvent) {
+        if let StreamEvent::Routed { decision, .. } = event {
+            self.0.lock().push(decision.as_ref().clone());
+        }
+    }
 }
 
 /// Who reads what happens to the request.
@@ -64,6 +81,7 @@ pub unsafe extern "C" fn eldr_request_next(request: *mut RequestHandle, timeout_
             Poll::Pending => Ok(Status::Wait),
             Poll::Ready(None) => Ok(Status::End),
             Poll::Ready(Some(next)) => {
+                request.routed.note(&next);
                 // SAFETY: as above.
                 unsafe { args::fill(event, &Event::of(&next), "event") }?;
                 Ok(Status::Ok)
@@ -89,6 +107,22 @@ pub unsafe extern "C" fn eldr_request_get_id(
     id: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
     guard_done(|| args::put(id, handles::get::<OpenRequest>(request)?.id, "id"))
+}
+
+/// Writes why the request went where it went to `json`: an array of its decisions, one for each time that it was routed,
+/// as far as their events were read or called for. eldr owns the text; it stays until the thread's next call that gives out
+/// text. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eldr_request_explain_json(
+    request: *const RequestHandle,
+    json: Option<&mut MaybeUninit<*const c_char>>,
+) -> Status {
+    guard_done(|| {
+        let request = handles::get::<OpenRequest>(request)?;
+        let text = serde_json::to_string(&*request.routed.0.lock())
+            .map_err(|error| Failure::new(Status::Run, format!("the decisions are not JSON: {error}")))?;
+        args::put(json, failure::lend(&text), "json")
+    })
 }
 
 /// Cancels the request unless it has ended, and frees the handle; NULL is let pass. Any thread.

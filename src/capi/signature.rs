@@ -2,15 +2,15 @@ use std::{mem::MaybeUninit, sync::Arc};
 
 use super::{
     CountsHandle, SignatureHandle, Status, args,
-    calibration::check_same,
+    calibration::{Basis, check_same_mask},
     counts::OpenCounts,
     failure::{guard, guard_done},
     handles::{self, Class},
 };
-use crate::{calibrate::Calibration, signature::Signature};
+use crate::signature::Signature;
 
 pub(super) struct OpenSignature {
-    pub(super) calibration: Arc<Calibration>,
+    pub(super) basis: Arc<Basis>,
     pub(super) signature: Signature,
 }
 
@@ -33,13 +33,13 @@ pub unsafe extern "C" fn eldr_signature_open(
         let out = args::need(out, "out")?;
         let counts = handles::get::<OpenCounts>(counts)?;
         counts.n_tokens()?;
-        let calibration = Arc::clone(&counts.calibration);
-        let signature = calibration.signature(&counts.counts.lock());
+        let basis = Arc::clone(&counts.basis);
+        let signature = basis.calibration.signature(&counts.counts.lock());
         let Some(signature) = signature else {
             out.write(std::ptr::null_mut());
             return Ok(Status::NoSignature);
         };
-        out.write(handles::insert(OpenSignature { calibration, signature }));
+        out.write(handles::insert(OpenSignature { basis, signature }));
         Ok(Status::Ok)
     })
 }
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn eldr_signature_compare(
 ) -> Status {
     guard_done(|| {
         let (a, b) = (handles::get::<OpenSignature>(a)?, handles::get::<OpenSignature>(b)?);
-        check_same(&a.calibration, &b.calibration, "second eldr_signature")?;
+        check_same_mask(&a.basis, &b.basis, "second eldr_signature")?;
         args::put(cosine, a.signature.cosine(b.signature.as_slice()), "cosine")
     })
 }

@@ -14,9 +14,22 @@ use super::{
     engine::OpenEngine,
     failure::{Failure, guard_done},
     handles,
-    request::{Events, OpenRequest},
+    request::{Events, OpenRequest, Routed},
 };
-use crate::types::{Request, SamplingParams};
+use crate::{
+    schedule::Priority,
+    types::{Request, SamplingParams},
+};
+
+/// What is added to a token's logit.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogitBias {
+    /// The token.
+    pub token: i32,
+    /// What is added.
+    pub bias: f32,
+}
 
 /// A request. Fill it with eldr_request_default_params() first.
 #[repr(C)]
@@ -56,6 +69,15 @@ pub struct RequestParams {
     pub domain: *const c_char,
     /// A grammar (GBNF, start symbol `root`) that the text must match; may be NULL.
     pub grammar: *const c_char,
+    /// Added to the logits of tokens, each at most once; minus infinity forbids one. Read before eldr_engine_submit()
+    /// returns.
+    pub logit_bias: *const LogitBias,
+    /// How many they are.
+    pub n_logit_bias: usize,
+    /// Tell how likely each drawn token was, and so many of the likeliest; below 0 tell nothing.
+    pub n_logprobs: i32,
+    /// Not 0: go before normal requests in the queue, but for every fourth turn.
+    pub is_urgent: u32,
     /// Gets the request's events; NULL to ask for them by eldr_request_next().
     pub on_event: EventCallback,
     /// Passed to `on_event`; must stay until the request is freed.
@@ -67,7 +89,7 @@ unsafe impl FromC for RequestParams {}
 
 impl Growing for RequestParams {
     const NAME: &'static str = "eldr_request_params";
-    const FIRST_SIZE: usize = 112;
+    const FIRST_SIZE: usize = 136;
 
     fn defaults() -> Self {
         let sampling = SamplingParams::default();
@@ -89,6 +111,10 @@ impl Growing for RequestParams {
             deadline_ms: 0,
             domain: std::ptr::null(),
             grammar: std::ptr::null(),
+            logit_bias: std::ptr::null(),
+            n_logit_bias: 0,
+            n_logprobs: -1,
+            is_urgent: 0,
             on_event: None,
             user: std::ptr::null_mut(),
         }
@@ -108,6 +134,7 @@ impl RequestParams {
             penalty_last_n: self.penalty_last_n,
             seed: self.seed,
             ignore_eos: self.ignore_eos != 0,
+            n_logprobs: u32::try_from(self.n_logprobs).ok(),
             ..SamplingParams::default()
         }
     }
@@ -142,22 +169,28 @@ pub unsafe extern "C" fn eldr_engine_submit(
         let deadline = (params.deadline_ms > 0).then(|| Duration::from_millis(params.deadline_ms));
         // SAFETY: as above.
         let grammar = unsafe { args::optional_text(params.grammar, "grammar") }?.map(Arc::from);
-        let (max_tokens, sampling) = (params.max_tokens, SamplingParams { grammar, ..params.sampling() });
-        let stream = engine.0.submit(Request { prompt, max_tokens, sampling, domain, deadline })?;
+        // SAFETY: the caller passes `n_logit_bias` of them.
+        let bias = unsafe { args::values(params.logit_bias, params.n_logit_bias, "logit_bias") }?;
+        let logit_bias = bias.iter().map(|bias| (bias.token, bias.bias)).collect();
+        let sampling = SamplingParams { logit_bias, grammar, ..params.sampling() };
+        let priority = if params.is_urgent == 0 { Priority::Normal } else { Priority::High };
+        let request = Request { prompt, max_tokens: params.max_tokens, sampling, domain, deadline };
+        let stream = engine.0.submit_as(request, priority)?;
         let (id, canceller) = (stream.id().0, stream.canceller());
         let Some(callback) = params.on_event else {
             let events = Events::Asked(Mutex::new(stream));
-            out.write(handles::insert(OpenRequest { id, canceller, events }));
+            out.write(handles::insert(OpenRequest { id, canceller, events, routed: Arc::default() }));
             return Ok(());
         };
         // The callback is told the handle, so the handle comes first.
-        let handle = handles::insert(OpenRequest { id, canceller, events: Events::Called(Mutex::new(None)) });
+        let (events, routed) = (Events::Called(Mutex::new(None)), Arc::<Routed>::default());
+        let handle = handles::insert(OpenRequest { id, canceller, events, routed: Arc::clone(&routed) });
         out.write(handle);
         let request: Arc<OpenRequest> = handles::get(handle)?;
         let Events::Called(caller) = &request.events else { unreachable!("it was made with a callback") };
         // Held while the thread starts: a callback that frees its request at once waits here for what it must stop.
         let mut caller = caller.lock();
-        match Caller::start(stream, Listener { callback, user: params.user }, handle.addr()) {
+        match Caller::start(stream, routed, Listener { callback, user: params.user }, handle.addr()) {
             Ok(started) => *caller = Some(started),
             Err(error) => {
                 handles::remove::<OpenRequest>(handle)?;

@@ -5,21 +5,20 @@ use parking_lot::Mutex;
 use super::{
     CalibrationHandle, GetBytes, GetName, Status, TapHandle, TensorGet, TensorLayout,
     args::{self, FromC, Growing},
-    calibration::{OpenCalibration, layer_numbers},
+    calibration::{Basis, OpenCalibration, layer_numbers},
     failure::{Failure, guard_done},
     handles::{self, Class},
     layout::Ggml,
 };
-use crate::calibrate::Calibration;
 
 pub use super::tap_call::eldr_tap_on_node;
 
 /// Reads the picks of a calibration's layers while the host's context computes.
 pub(super) struct OpenTap {
-    pub(super) calibration: Arc<Calibration>,
+    pub(super) basis: Arc<Basis>,
     pub(super) layout: TensorLayout,
     pub(super) ggml: Ggml,
-    /// By llama.cpp's layer number: the layer's position in the mask.
+    /// By llama.cpp's layer number: its position among the counted layers.
     pub(super) wanted: Vec<Option<usize>>,
     pub(super) state: Mutex<TapState>,
 }
@@ -27,7 +26,7 @@ pub(super) struct OpenTap {
 /// What the callback has seen.
 pub(super) struct TapState {
     pub(super) phase: Phase,
-    /// By position in the mask: the ids read so far.
+    /// By position among the counted layers: the ids read so far.
     pub(super) picks: Vec<Vec<u32>>,
     pub(super) scratch: Vec<i32>,
     pub(super) fault: Option<(Status, String)>,
@@ -50,7 +49,7 @@ impl Class for OpenTap {
 }
 
 impl OpenTap {
-    /// Hands out the picks of `n` tokens from the `first`-th, layer by layer of the mask.
+    /// Hands out the picks of `n` tokens from the `first`-th, layer by layer.
     pub(super) fn picks(&self, first: usize, n: usize, mut take: impl FnMut(usize, &[u32])) -> Result<(), Failure> {
         let state = self.state.lock();
         let Phase::Whole(n_tokens) = state.phase else {
@@ -61,7 +60,7 @@ impl OpenTap {
             let why = format!("the batch has {n_tokens} tokens, not {n} from token {first} on; ask for fewer");
             return Err(Failure::new(Status::Argument, why));
         }
-        let k = self.calibration.shape.n_expert_used as usize;
+        let k = self.basis.shape().n_expert_used as usize;
         for (position, picks) in state.picks.iter().enumerate() {
             take(position, &picks[first * k..(first + n) * k]);
         }
@@ -77,8 +76,8 @@ impl OpenTap {
         if let Some((status, why)) = state.fault.take() {
             return Err(Failure::new(status, why));
         }
-        let k = self.calibration.shape.n_expert_used as usize;
-        for (layer, picks) in layer_numbers(&self.calibration).iter().zip(&state.picks) {
+        let k = self.basis.shape().n_expert_used as usize;
+        for (layer, picks) in layer_numbers(&self.basis).iter().zip(&state.picks) {
             if picks.len() != n_tokens * k {
                 let why = format!(
                     "layer {layer} showed picks of {} tokens for a batch of {n_tokens}; give the tap to the context \
@@ -152,25 +151,25 @@ pub unsafe extern "C" fn eldr_tap_open(
         let out = args::need(out, "out")?;
         // SAFETY: the caller passes a struct whose size it set.
         let params = unsafe { args::read(params, "params") }?;
-        let calibration = Arc::clone(&handles::get::<OpenCalibration>(params.calibration)?.0);
+        let basis = Arc::clone(&handles::get::<OpenCalibration>(params.calibration)?.0);
         params.layout.check()?;
         let (Some(get_name), Some(n_bytes), Some(tensor_get)) = (params.get_name, params.get_bytes, params.tensor_get)
         else {
             let why = "a function of ggml is NULL; pass ggml_get_name, ggml_nbytes and ggml_backend_tensor_get";
             return Err(Failure::new(Status::Null, why));
         };
-        let mut wanted = vec![None; calibration.shape.n_layer as usize];
-        for (position, layer) in layer_numbers(&calibration).into_iter().enumerate() {
+        let mut wanted = vec![None; basis.shape().n_layer as usize];
+        for (position, layer) in layer_numbers(&basis).into_iter().enumerate() {
             wanted[layer as usize] = Some(position);
         }
         let state = Mutex::new(TapState {
             phase: Phase::Idle,
-            picks: vec![Vec::new(); calibration.layers.len()],
+            picks: vec![Vec::new(); basis.layers.len()],
             scratch: Vec::new(),
             fault: None,
         });
         let ggml = Ggml { get_name, n_bytes, tensor_get };
-        out.write(handles::insert(OpenTap { calibration, layout: params.layout, ggml, wanted, state }));
+        out.write(handles::insert(OpenTap { basis, layout: params.layout, ggml, wanted, state }));
         Ok(())
     })
 }

@@ -54,7 +54,7 @@ unsafe fn on_node(
     }
     // SAFETY: passed on; its name was in its place.
     let node = unsafe { tap.layout.node(tensor, &tap.ggml) }.map_err(|why| (Status::Layout, why))?;
-    let shape = &tap.calibration.shape;
+    let shape = tap.basis.shape();
     let k = shape.n_expert_used as usize;
     let fault = |why: String| (Status::Tap, format!("layer {layer}: {why}"));
     let (n_columns, stride) = node.columns(k, tap.layout.type_i32).map_err(fault)?;
@@ -75,7 +75,7 @@ unsafe fn on_node(
     Ok(true)
 }
 
-/// The layer whose picks a node of this name holds, if they are wanted, and its position in the mask.
+/// The layer whose picks a node of this name holds, if they are wanted, and its position among the counted layers.
 fn wanted(tap: &OpenTap, name: &[u8]) -> Option<(usize, usize)> {
     let digits = std::str::from_utf8(name.strip_prefix(PREFIX)?).ok()?;
     let layer: usize = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
@@ -94,7 +94,7 @@ mod tests {
         capi::{
             CalibrationHandle, TapParams, TensorLayout,
             args::Growing,
-            calibration::OpenCalibration,
+            calibration::{Basis, OpenCalibration},
             counts::{eldr_counts_add_tap, eldr_counts_get_row, eldr_counts_open},
             layout::tests::{Fake, get_name, layout, n_bytes, tensor_get},
             tap::{eldr_tap_begin, eldr_tap_end, eldr_tap_free, eldr_tap_open},
@@ -103,7 +103,7 @@ mod tests {
     };
 
     fn calibration() -> *mut CalibrationHandle {
-        handles::insert(OpenCalibration(Arc::new(Calibration {
+        handles::insert(OpenCalibration(Arc::new(Basis::of_mask(Calibration {
             shape: MoeShape { layers: vec![1, 2, 3], n_layer: 4, n_expert: 4, n_expert_used: 2 },
             fingerprint: "test".into(),
             idf: array![[1.0f32, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]],
@@ -119,7 +119,7 @@ mod tests {
             tau_origin: TauOrigin::Default,
             capacity: None,
             verdict: None,
-        })))
+        }))))
     }
 
     fn open(calibration: *const CalibrationHandle, layout: TensorLayout) -> (Status, *mut TapHandle) {

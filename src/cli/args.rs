@@ -2,7 +2,7 @@
 //!
 //! Never sets a default of its own: what is not given is the configuration's.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{
     Args,
@@ -27,6 +27,9 @@ pub struct ModelArgs {
     /// Use the devices of the RPC server there; may be repeated
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub rpc: Vec<String>,
+    /// Seconds an RPC server may keep a byte waiting before its workers are lost; by default 30
+    #[arg(long, value_name = "SECONDS")]
+    rpc_deadline: Option<u64>,
     /// Tokens of a slot, prompt and output together; by default 2048
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
     ctx: Option<u32>,
@@ -68,10 +71,10 @@ pub struct ModelArgs {
 /// The workers and their queues.
 #[derive(Debug, Clone, Default, Args)]
 pub struct WorkerArgs {
-    /// Prefill workers: 1, 1@cpu or 1@cuda:0,1@cuda:1
+    /// Prefill workers: 1, 1@cpu, 1@cuda:0,1@cuda:1, 1@rpc:HOST:PORT, 1@cpu[0-3] (pinned) or 1@cuda:0[cpu-moe,threads=4]
     #[arg(long, value_name = "WORKERS")]
     pub prefill: Option<WorkerList>,
-    /// Decode workers: 8, 8@cpu or 2@cuda:0,2@cuda:1
+    /// Decode workers, as --prefill: 8, 8@cpu or 2@cuda:0,1@rpc:HOST:PORT,2@cpu[0-7]
     #[arg(long, value_name = "WORKERS")]
     pub decode: Option<WorkerList>,
     /// What a prefill worker keeps of finished prompts for others that begin alike: on (all its slots hold), off, a number
@@ -213,6 +216,7 @@ impl ModelArgs {
         put(&mut config.n_gpu_layers, self.n_gpu_layers.map(Some));
         put(&mut config.cpu_moe, self.cpu_moe);
         put(&mut config.n_cpu_moe, self.n_cpu_moe);
+        put(&mut config.rpc_deadline, self.rpc_deadline.map(Duration::from_secs));
         put(&mut config.use_mmap, self.no_mmap.map(|no| !no));
         put(&mut config.extra_bufts, self.extra_bufts);
         put(&mut config.swa_full, self.swa_full);
@@ -352,7 +356,7 @@ mod tests {
     fn every_part_of_the_configuration_is_reachable() {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
-             q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --no-mmap --extra-bufts --calibration c --tau 0.2 \
+             q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --rpc-deadline 9 --no-mmap --extra-bufts --calibration c --tau 0.2 \
              --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --cache-dir d \
              --cache-disk 77 --cache-answers --pin p --pin q --swa-full --max-queue 9 --max-prefill 8 --max-handoffs 6 \
              --max-retries 1 --age-bound 2",
@@ -369,6 +373,7 @@ mod tests {
             n_gpu_layers: Some(5),
             cpu_moe: true,
             n_cpu_moe: 4,
+            rpc_deadline: Duration::from_secs(9),
             use_mmap: false,
             extra_bufts: true,
             calibration: Some("c".into()),

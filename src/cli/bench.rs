@@ -10,7 +10,9 @@ use clap::{
 };
 use eldr::{
     bench::{
-        self, BenchError, BenchParams, BenchReport, Clock, Progress, chart, table,
+        self, BenchParams, BenchReport, Clock, chart,
+        rows::{ROWS_VERSION, Rows, rows_of},
+        table,
         workload::{self, Arrivals},
     },
     engine::{EngineConfig, PrefixBudget, WorkerList, check_output, replace_file},
@@ -20,10 +22,12 @@ use eldr::{
 
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
-    error::CliError,
+    error::{CliError, Kind},
     model::shipped_or,
     output::{Output, note},
-    progress, usage,
+    progress,
+    sweep::{self, Sweep},
+    usage,
 };
 
 /// Decode workers without a calibration that says how many.
@@ -37,6 +41,18 @@ pub struct BenchArgs {
     /// Draw the report there
     #[arg(long, value_name = "OUT")]
     svg: Option<PathBuf>,
+    /// Write the measurements as rows there, for `eldr report`
+    #[arg(long, value_name = "OUT")]
+    rows: Option<PathBuf>,
+    /// Measure what steps take and write it there, for `eldr simulate`; with one decode worker and batches up to --slots
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["sweep", "repeats", "json", "svg", "policies"])]
+    fit: Option<PathBuf>,
+    /// Compare several values of rate, workers, slots, concurrency or tau, such as rate=1,2,4; may be repeated
+    #[arg(long, value_name = "NAME=VALUES", conflicts_with_all = ["json", "svg"])]
+    sweep: Vec<Sweep>,
+    /// Times each measurement is repeated, in turn, with another seed each
+    #[arg(long, value_name = "N", conflicts_with_all = ["json", "svg"])]
+    repeats: Option<u32>,
     /// JSON lines with an id, a prompt and perhaps a domain and most tokens
     #[arg(long, value_name = "FILE")]
     workload: PathBuf,
@@ -126,7 +142,21 @@ impl BenchArgs {
         self.check_outputs(&params.model)?;
         self.model.add_rpc()?;
         progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
-        let report = measure(&params)?;
+        if let Some(path) = &self.fit {
+            let rows = sweep::fit(&params, path, output)?;
+            return self.rows.as_ref().map_or(Ok(()), |path| sweep::write(path, &rows.to_json()));
+        }
+        if !self.sweep.is_empty() || self.repeats.is_some() {
+            let rows = sweep::sweep(&params, &self.sweep, self.repeats.unwrap_or(1))?;
+            return sweep::show(&rows, self.rows.as_ref(), output);
+        }
+        let report = sweep::watched(&params, |params, hear| bench::run(params, hear))?;
+        if let Some(path) = &self.rows {
+            let setting = [("slots".to_owned(), serde_json::json!(params.config.n_slots))].into();
+            let (notes, environment) = (report.notes.clone(), report.environment.clone());
+            let rows = rows_of(&report, &setting);
+            sweep::write(path, &Rows { version: ROWS_VERSION, environment, notes, rows }.to_json())?;
+        }
         output.text(&table::table(&report))?;
         output.json(&report)?;
         self.write(&report, output)
@@ -138,6 +168,7 @@ impl BenchArgs {
         usage::at_least_one("--output-tokens", self.output_tokens)?;
         usage::at_least_one("--requests", self.requests)?;
         usage::at_least_one("--concurrency", self.concurrency)?;
+        usage::at_least_one("--repeats", self.repeats)?;
         usage::must("--warmup", Some(self.warmup), |share| (0.0..1.0).contains(&share), "0 or more and below 1")?;
         usage::temperature(Some(self.temperature))?;
         Ok(BenchParams {
@@ -170,10 +201,8 @@ impl BenchArgs {
         self.workers.configure(&mut config);
         // Whatever policies are compared, a refit is asked for by name.
         self.route.configure(&mut config, Some(PolicyKind::MarginalCost));
-        match config.problems().into_iter().next() {
-            Some(problem) => Err(CliError::usage(problem)),
-            None => Ok(config),
-        }
+        config.check().map_err(|problems| CliError::problems(Kind::Usage, &problems))?;
+        Ok(config)
     }
 
     /// `all` leaves out what can not run; what was named must run.
@@ -225,13 +254,17 @@ impl BenchArgs {
 
     /// The files it writes.
     pub fn outputs(&self) -> Vec<&Path> {
-        self.json_file().into_iter().chain(self.svg.as_deref()).collect()
+        let others = [&self.svg, &self.rows, &self.fit].into_iter().flatten().map(PathBuf::as_path);
+        self.json_file().into_iter().chain(others).collect()
     }
 
     /// Refuses outputs before the bench rather than after it.
     fn check_outputs(&self, model: &Path) -> Result<(), CliError> {
         let inputs: Vec<&Path> = [model, &self.workload].into_iter().chain(self.route.calibration.as_deref()).collect();
         let check = |path: &Path| check_output(path, &inputs).map_err(CliError::usage);
+        for path in [&self.rows, &self.fit].into_iter().flatten() {
+            check(path)?;
+        }
         let json = self.json_file().map(check).transpose()?;
         let svg = self.svg.as_deref().map(check).transpose()?;
         match svg {
@@ -262,21 +295,6 @@ impl BenchArgs {
         let failed: Vec<String> = failed.into_iter().filter_map(|result| Some(result.err()?.message)).collect();
         if failed.is_empty() { Ok(()) } else { Err(CliError::failed(failed.join("; "))) }
     }
-}
-
-fn measure(params: &BenchParams) -> Result<BenchReport, CliError> {
-    let bar = progress::bar(0, "loading");
-    let report = bench::run(params, &mut |Progress { policy, counting, n_done, n_requests }| {
-        bar.set_message(if counting { format!("{policy}, counting") } else { policy.to_string() });
-        bar.set_length(n_requests as u64);
-        bar.set_position(n_done as u64);
-    });
-    bar.finish_and_clear();
-    report.map_err(|error| match error {
-        BenchError::Engine(error) => error.into(),
-        BenchError::Stuck { .. } | BenchError::OtherSchedule | BenchError::Client => CliError::failed(error),
-        _ => CliError::input(error),
-    })
 }
 
 /// Writes a report whole or not at all.

@@ -1,7 +1,7 @@
 use std::{fmt, io};
 
 use eldr::{
-    engine::{CalibrationFileError, EngineError, LlamaError},
+    engine::{CalibrationFileError, ConfigProblems, EngineError, LlamaError},
     types::visible,
 };
 use serde_json::{Value, json};
@@ -46,6 +46,12 @@ impl CliError {
         Self::new(Kind::Failed, &message)
     }
 
+    /// All that is wrong with a configuration, one a line.
+    pub fn problems(kind: Kind, problems: &ConfigProblems) -> Self {
+        let lines: Vec<String> = problems.iter().map(visible).collect();
+        Self { kind, message: lines.join("\n") }
+    }
+
     /// A failure whose document was printed already.
     pub fn already_told(message: impl fmt::Display) -> Self {
         Self::new(Kind::Told, &message)
@@ -79,6 +85,9 @@ impl Kind {
 
 impl From<EngineError> for CliError {
     fn from(error: EngineError) -> Self {
+        if let EngineError::Problems(problems) = &error {
+            return Self::problems(Kind::Input, problems);
+        }
         if is_input(&error) { Self::input(error) } else { Self::failed(error) }
     }
 }
@@ -86,7 +95,9 @@ impl From<EngineError> for CliError {
 /// Whether other input would have worked.
 fn is_input(error: &EngineError) -> bool {
     match error {
-        EngineError::Request(_) | EngineError::Config(_) | EngineError::Calibration(_) => true,
+        EngineError::Request(_) | EngineError::Config(_) | EngineError::Problems(_) | EngineError::Calibration(_) => {
+            true
+        }
         EngineError::CalibrationFile(error) => !matches!(error, CalibrationFileError::Write { .. }),
         EngineError::TraceFile(error) => error.is_input(),
         EngineError::Llama(error) => !matches!(

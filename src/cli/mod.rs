@@ -18,12 +18,16 @@ mod output;
 mod progress;
 mod prompts;
 mod record;
+mod report;
 mod route;
+mod rpc_server;
 mod run;
 #[cfg(feature = "server")]
 mod serve;
 mod settings;
+mod simulate;
 mod size;
+mod sweep;
 mod usage;
 
 use std::{
@@ -80,10 +84,16 @@ enum Verb {
     Route(route::RouteArgs),
     /// Serve a workload under several policies and compare
     Bench(bench::BenchArgs),
+    /// Serve a recording by any number of workers, simulated
+    Simulate(simulate::SimulateArgs),
+    /// Draw tables and charts of rows that were measured before
+    Report(report::ReportArgs),
     /// Show what a model or a calibration is, and which experts a prompt picks
     Inspect(inspect::InspectArgs),
     /// Write a model with larger experts and the same outputs
     Inflate(inflate::InflateArgs),
+    /// Lend a device of this machine to other machines
+    RpcServer(rpc_server::RpcServerArgs),
     /// Look for what would keep a model from running well
     Doctor(doctor::DoctorArgs),
     /// Print a completion script
@@ -236,9 +246,12 @@ impl Verb {
             Self::Calibrate(args) => args.json,
             Self::Route(args) => args.json,
             Self::Bench(args) => args.json_to_stdout(),
+            Self::Simulate(args) => args.json,
+            Self::Report(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Inflate(args) => args.json,
             Self::Doctor(args) => args.json,
+            Self::RpcServer(args) => args.json,
             Self::Completions { json, .. } => *json,
         }
     }
@@ -248,11 +261,18 @@ impl Verb {
         match self {
             Self::Calibrate(args) => vec![&args.output],
             Self::Bench(args) => args.outputs(),
+            Self::Simulate(args) => args.outputs(),
+            Self::Report(args) => args.outputs(),
             Self::Inflate(args) => vec![&args.output],
             Self::Record(args) => vec![&args.output],
             #[cfg(feature = "server")]
             Self::Serve(args) => args.outputs(),
-            Self::Run(_) | Self::Route(_) | Self::Inspect(_) | Self::Doctor(_) | Self::Completions { .. } => Vec::new(),
+            Self::Run(_)
+            | Self::Route(_)
+            | Self::Inspect(_)
+            | Self::Doctor(_)
+            | Self::RpcServer(_)
+            | Self::Completions { .. } => Vec::new(),
         }
     }
 
@@ -266,9 +286,12 @@ impl Verb {
             Self::Calibrate(args) => args.run(&mut output),
             Self::Route(args) => args.run(&mut output),
             Self::Bench(args) => args.run(&mut output),
+            Self::Simulate(args) => args.run(&mut output),
+            Self::Report(args) => args.run(&mut output),
             Self::Inspect(args) => args.run(&mut output),
             Self::Inflate(args) => args.run(&mut output),
             Self::Doctor(args) => args.run(&mut output),
+            Self::RpcServer(args) => args.run(&mut output),
             Self::Completions { shell, .. } => completions(shell, &mut output),
         }
     }

@@ -11,8 +11,23 @@ use toml::de::{DeTable, DeValue};
 use super::{error::CliError, nearest::close_to, usage::sentence};
 
 /// Options of one call, which no file or environment should carry over to another.
-const NOT_SETTINGS: [&str; 11] =
-    ["check", "config", "factor", "force", "help", "json", "output", "prompt", "size", "svg", "version"];
+const NOT_SETTINGS: [&str; 15] = [
+    "check",
+    "config",
+    "factor",
+    "fit",
+    "force",
+    "help",
+    "html",
+    "json",
+    "output",
+    "placement",
+    "prompt",
+    "rows",
+    "size",
+    "svg",
+    "version",
+];
 
 /// The name of the environment's setting for the option `--long`.
 pub fn env_name(long: &str) -> String {

@@ -11,6 +11,13 @@ use super::replace_file;
 use crate::calibrate::{Calibration, FormatError, decode, encode};
 
 /// Why a calibration was not read or written.
+///
+/// ```
+/// use eldr::engine::{CalibrationFileError, read_calibration};
+///
+/// let error = read_calibration("no/such/file".as_ref()).unwrap_err();
+/// assert!(matches!(error, CalibrationFileError::Read { .. }) && error.to_string().contains("no/such/file"));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrationFileError {

@@ -1,12 +1,13 @@
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::{PrefixBudget, WorkerList, placement::overlap},
+    engine::{EngineError, PrefixBudget, WorkerList, placement::overlap},
     refit::RefitConfig,
     route::PolicyKind,
     schedule::DispatchLimits,
+    types::shown,
 };
 
 /// Where flash attention is used.
@@ -22,6 +23,19 @@ pub enum FlashAttention {
     Off,
 }
 
+impl FromStr for FlashAttention {
+    type Err = EngineError;
+
+    fn from_str(word: &str) -> Result<Self, EngineError> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(EngineError::Config(format!("'{}' is not auto, on or off; write one of them", shown(word)))),
+        }
+    }
+}
+
 /// What keys and values are stored as.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -35,7 +49,38 @@ pub enum KvFormat {
     F32,
 }
 
+impl FromStr for KvFormat {
+    type Err = EngineError;
+
+    fn from_str(name: &str) -> Result<Self, EngineError> {
+        match name {
+            "f16" => Ok(Self::F16),
+            "q8_0" => Ok(Self::Q8_0),
+            "f32" => Ok(Self::F32),
+            _ => Err(EngineError::Config(format!("'{}' is not f16, q8_0 or f32; write one of them", shown(name)))),
+        }
+    }
+}
+
 /// How a model is served. The default is one prefill and two decode workers on the best device.
+///
+/// ```
+/// use eldr::{
+///     EngineConfig, PolicyKind,
+///     engine::{FlashAttention, KvFormat, PrefixBudget},
+/// };
+///
+/// let config = EngineConfig {
+///     decode: "8@cpu".parse()?,
+///     flash_attention: FlashAttention::On,
+///     kv_format: KvFormat::Q8_0,
+///     prefix_cache: PrefixBudget::MiB(512),
+///     policy: PolicyKind::MarginalCost,
+///     ..EngineConfig::default()
+/// };
+/// assert!(config.problems().is_empty());
+/// # Ok::<(), eldr::EngineError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of their own, each independent")]
 pub struct EngineConfig {

@@ -1,9 +1,29 @@
 use crate::{
-    engine::{CalibrationFileError, TraceFileError},
+    engine::{CalibrationFileError, ConfigProblems, TraceFileError},
     schedule::{MemberError, QueueFull},
 };
 
 /// Why the engine did not start, or did not take a request.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::time::Duration;
+///
+/// use eldr::{
+///     EngineError,
+///     types::{Request, SamplingParams},
+/// };
+///
+/// let engine = fake::engine();
+/// let request =
+///     Request { prompt: vec![], max_tokens: 8, sampling: SamplingParams::default(), domain: None, deadline: None };
+/// assert!(matches!(engine.submit(request.clone()), Err(EngineError::Request(why)) if why.contains("is empty")));
+/// engine.drain(Duration::from_secs(1));
+/// assert!(matches!(engine.submit(Request { prompt: vec![1], ..request }), Err(EngineError::Draining)));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -22,6 +42,9 @@ pub enum EngineError {
     /// The workers or their settings do not fit together.
     #[error("{0}")]
     Config(String),
+    /// A configuration that can not work, with everything that is wrong with it.
+    #[error(transparent)]
+    Problems(#[from] ConfigProblems),
     /// A calibration does not fit the model or the workers.
     #[error("{0}")]
     Calibration(String),

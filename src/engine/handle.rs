@@ -30,6 +30,46 @@ use crate::{
 pub const N_PREFILL_PARALLEL: u32 = 4;
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     Engine,
+///     engine::{EngineParts, EngineWorker, Permits},
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
+/// };
+///
+/// # fn main() -> Result<(), eldr::EngineError> {
+/// let model = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+/// // One worker computes at a time: they share their cores.
+/// let cores = Arc::new(Permits::new(1));
+/// let worker = |name: &str| EngineWorker {
+///     name: name.to_owned(),
+///     runner: Box::new(FakeRunner::new(model, 4, 2048, Vec::new())),
+///     permits: Some(Arc::clone(&cores)),
+/// };
+/// let engine = Engine::start(EngineParts {
+///     prefill: vec![worker("prefill 0")],
+///     decode: vec![worker("decode 0")],
+///     tokenizer: Arc::new(fake::Letters),
+///     policy: Box::new(LeastLoaded),
+///     calibration: None,
+///     limits: DispatchLimits::default(),
+///     chunk: 16,
+///     n_expert: 8,
+///     prefix: PrefixConfig::default(),
+/// })?;
+/// let id = engine.add_decode(worker("decode 1"))?;
+/// assert_eq!(engine.stats().workers.len(), id.index() + 1);
+/// # Ok(())
+/// # }
+/// ```
 pub struct EngineParts {
     /// Runners that prefill, each with the name of its device.
     pub prefill: Vec<EngineWorker>,
@@ -71,6 +111,29 @@ pub struct EngineWorker {
 }
 
 /// A model served by several workers. Cheap to clone and shared among threads; the workers stop with the last clone.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     Engine,
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // With llama.cpp: `EngineConfig::builder().decode("2").open("model.gguf")?`. Here over workers that only pretend.
+/// let engine: Engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request =
+///     Request { prompt: engine.tokenize("Once")?, max_tokens: 8, sampling, domain: None, deadline: None };
+/// let completion = engine.submit(request)?.collect()?;
+/// assert_eq!((completion.tokens.len(), completion.reason), (8, Some(FinishReason::Length)));
+/// assert_eq!(engine.stats().n_active, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -320,27 +383,6 @@ impl Engine {
     pub fn shutdown(&self) {
         self.0.shutdown();
     }
-
-    fn check(&self, request: &Request) -> Result<(), EngineError> {
-        let n_prompt = request.prompt.len();
-        let n_ctx_slot = self.n_ctx_slot();
-        let n_vocab = self.0.tokenizer.n_tokens();
-        let refuse = |why: String| Err(EngineError::Request(why));
-        if n_prompt == 0 {
-            return refuse("the prompt is empty: give at least one token".to_owned());
-        }
-        if n_prompt > n_ctx_slot as usize {
-            return refuse(too_long(n_prompt, n_ctx_slot));
-        }
-        if request.max_tokens == 0 {
-            return refuse("max_tokens is 0: ask for at least one token".to_owned());
-        }
-        let unknown = |&&token: &&Token| u32::try_from(token).map_or(true, |token| token >= n_vocab);
-        if let Some(token) = request.prompt.iter().find(unknown) {
-            return refuse(format!("token {token} of the prompt is not in the vocabulary of {n_vocab} tokens"));
-        }
-        check_sampling(request).or_else(refuse)
-    }
 }
 
 impl Inner {
@@ -371,34 +413,6 @@ fn watch(worker: &EngineWorker, source: Source, shared: &Arc<Shared>, schedulers
         recovery: worker.runner.recovery()?,
         schedulers: Arc::clone(schedulers),
     })
-}
-
-fn too_long(n_prompt: usize, n_ctx_slot: u32) -> String {
-    format!(
-        "the prompt has {n_prompt} tokens and a slot holds {n_ctx_slot}: shorten it, or raise --ctx if the model was \
-         trained with a longer context"
-    )
-}
-
-fn check_sampling(request: &Request) -> Result<(), String> {
-    let s = &request.sampling;
-    let rules = [
-        (s.temperature.is_finite() && s.temperature >= 0.0, "temperature", s.temperature, "a finite number, 0 or more"),
-        ((0.0..=1.0).contains(&s.top_p), "top_p", s.top_p, "between 0 and 1"),
-        ((0.0..=1.0).contains(&s.min_p), "min_p", s.min_p, "between 0 and 1"),
-        (
-            s.penalty_repeat.is_finite() && s.penalty_repeat > 0.0,
-            "penalty_repeat",
-            s.penalty_repeat,
-            "a finite number above 0",
-        ),
-        (s.penalty_freq.is_finite(), "penalty_freq", s.penalty_freq, "a finite number"),
-        (s.penalty_present.is_finite(), "penalty_present", s.penalty_present, "a finite number"),
-    ];
-    match rules.iter().find(|rule| !rule.0) {
-        Some((_, name, value, want)) => Err(format!("{name} is {value}; it must be {want}")),
-        None => Ok(()),
-    }
 }
 
 impl Terms {
@@ -439,18 +453,5 @@ impl Terms {
             return refuse(format!("chunks of {chunk} tokens do not fit the batches of {name}, {}", other.n_batch));
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // Symptom: the error advised --ctx, which the model's trained context had already cut.
-    #[test]
-    fn a_longer_context_is_advised_only_where_the_model_allows_it() {
-        let text = too_long(2000, 1024);
-        assert!(text.contains("2000 tokens") && text.contains("a slot holds 1024"), "{text}");
-        assert!(text.contains("--ctx if the model was trained with a longer context"), "{text}");
     }
 }

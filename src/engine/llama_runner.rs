@@ -72,10 +72,11 @@ impl LlamaRunner {
             n_batch: params.n_batch,
             contiguous_slots: !params.kv_unified,
             tapped,
-            reuse: match (context.cuts_sequences(), context.cuts_anywhere()) {
+            // Even where the whole sequence is kept, an exported one has lost what the window has moved past.
+            reuse: match (context.cuts_sequences(), model.facts().n_swa) {
                 (false, _) => Reuse::Whole,
-                (true, false) => Reuse::Window,
-                (true, true) => Reuse::Prefix,
+                (true, 0) => Reuse::Prefix,
+                (true, _) => Reuse::Window,
             },
             fingerprint: StateFingerprint(context.fingerprint()),
         };

@@ -11,10 +11,10 @@ use crate::{
         copies::{Copies, ReadyWorker, kv_type},
         read_calibration,
         residents::Lent,
-        sharing::Sharing,
+        sharing::{Sharing, host_experts},
         versions, weights,
     },
-    llama::{Model, ModelFacts},
+    llama::{CpuMoe, DeviceKind, Model, ModelFacts},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
     schedule::{Job, PrefillWorker, PrefixConfig, RunnerInfo, WorkerEvent},
     signature::ExpertCounts,
@@ -34,10 +34,7 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        let problems = config.problems();
-        if !problems.is_empty() {
-            return Err(EngineError::Config(problems.join("; ")));
-        }
+        config.check()?;
         let sharing = Sharing::of(config)?;
         if let Some(refusal) = Plan::refusal(path, config, &sharing) {
             return Err(EngineError::Config(refusal));
@@ -241,6 +238,22 @@ impl LoadedModel {
         let spec = WorkerSpec { device: device.map(str::to_owned), cpus: None, n: 1, ..spec };
         let placed = Placed { spec: &spec, index: 0 };
         Ok(engine_worker(self.copies.worker("decode", index, placed, config, &TapUse::Off)?))
+    }
+
+    /// MoE layers whose experts the first decode worker keeps in host memory: all, on the CPU.
+    pub fn n_host_layers(&self, config: &EngineConfig) -> usize {
+        let layers = self.moe_shape().map_or(&[][..], |shape| &shape.layers);
+        let spec = config.decode.0.first().cloned().unwrap_or_default();
+        let on_cpu = match &spec.device {
+            Some(name) => name.eq_ignore_ascii_case("cpu"),
+            None => self.copies.sharing.best.kind() == DeviceKind::Cpu,
+        };
+        match host_experts(config, &spec) {
+            _ if on_cpu => layers.len(),
+            CpuMoe::All => layers.len(),
+            CpuMoe::None => 0,
+            CpuMoe::First(n) => layers.iter().filter(|&&layer| layer < n).count(),
+        }
     }
 
     /// MoE layers a signature may use; none for a dense model.

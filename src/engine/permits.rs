@@ -4,6 +4,19 @@ use parking_lot::{Condvar, Mutex};
 ///
 /// ggml's threads spin at every barrier: more of them than cores is a collapse, not a slowdown. Workers on the same
 /// cores share one `Permits`, so the threads that run together never pass the cores.
+///
+/// ```
+/// use eldr::engine::{Permit, Permits, ThreadPlan};
+///
+/// let permits = Permits::new(1);
+/// let turn: Permit<'_> = permits.acquire();
+/// drop(turn); // the next worker's turn
+///
+/// // The cores divided among four workers: the threads that compute at once never pass them.
+/// let plan: ThreadPlan = ThreadPlan::new(0, 4)?;
+/// assert!(plan.n_threads >= 1 && plan.permits.n_at_once() >= 1);
+/// # Ok::<(), eldr::EngineError>(())
+/// ```
 #[derive(Debug)]
 pub struct Permits {
     n_at_once: usize,

@@ -8,6 +8,19 @@ use crate::{
 };
 
 /// Prefixes in host memory, shared by all prefill workers, the least recently used first; at most so many bytes.
+///
+/// ```
+/// use eldr::{
+///     engine::RamTier,
+///     schedule::{PrefixStore, SeqState, StoredPrefix},
+/// };
+///
+/// let mut tier = RamTier::new(1 << 20);
+/// let state = SeqState { n_tokens: 3, bytes: vec![0; 96].into() };
+/// tier.put(StoredPrefix { tokens: vec![1, 2, 3], state, counts: None });
+/// let (_, n_common) = tier.longest(&[1, 2, 9]).expect("it begins alike");
+/// assert!(n_common == 2 && tier.has(&[1, 2, 3]));
+/// ```
 #[derive(Clone)]
 pub struct RamTier(Arc<Mutex<Kept>>);
 

@@ -79,6 +79,63 @@ impl RecordSummary {
 }
 
 /// One recording. What it tells depends on the model, the settings and the prompts alone where the workers are exact.
+///
+/// ```
+/// use std::sync::atomic::AtomicBool;
+///
+/// use eldr::{
+///     EngineError,
+///     engine::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner},
+///     schedule::{FakeModel, FakeRunner, ModelRunner, RunError, RunnerLayer},
+///     trace::{RecordSettings, TraceHeader},
+///     types::{MoeShape, Slot, Token},
+/// };
+/// # struct Tapped(FakeModel, FakeRunner);
+/// # impl RunnerLayer for Tapped {
+/// #     fn inner(&self) -> &dyn ModelRunner {
+/// #         &self.1
+/// #     }
+/// #     fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+/// #         &mut self.1
+/// #     }
+/// # }
+///
+/// // A prefill runner that can tell the picks of every token; here a toy model's.
+/// impl TapRunner for Tapped {
+///     fn prefill_rows(
+///         &mut self,
+///         slot: Slot,
+///         tokens: &[Token],
+///         pos: u32,
+///         last: bool,
+///         sink: &mut dyn FnMut(PromptRows<'_>),
+///     ) -> Result<Option<Token>, RunError> {
+///         let next = ModelRunner::prefill(&mut self.1, slot, tokens, pos, last, None)?;
+///         let experts: Vec<u32> = tokens.iter().flat_map(|&token| self.0.picks(token, 0)).collect();
+///         sink(PromptRows { layer: 0, experts: &experts, probabilities: &[], logits: &[] });
+///         Ok(next)
+///     }
+/// }
+///
+/// # fn main() -> Result<(), EngineError> {
+/// let model = FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 };
+/// let runner = || FakeRunner::new(model, 4, 256, Vec::new());
+/// let shape = MoeShape { layers: vec![0, 1], n_layer: 2, n_expert: 8, n_expert_used: 2 };
+/// let header = TraceHeader { shape, fingerprint: "toy".to_owned(), n_block: 32 };
+/// let prefill = Box::new(Tapped(model, runner()));
+/// let recorder = Recorder::new(header, RecordSettings::default(), prefill, Box::new(runner()), 16);
+/// let prompt = RecordPrompt { id: "a".to_owned(), domain: None, tokens: vec![1, 2, 3], max_tokens: 4 };
+/// let mut n_prompt = 0;
+/// recorder.run(&[&prompt], &AtomicBool::new(false), &mut |request, _| {
+///     n_prompt += request.n_prompt;
+///     Ok(())
+/// })?;
+/// assert_eq!(n_prompt, 3);
+/// let whole = RecordSummary { n_prompts: 1, n_before: 0, n_new: 1, n_in_file: 1 };
+/// assert!(whole.is_whole());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Recorder {
     header: TraceHeader,
     settings: RecordSettings,

@@ -58,7 +58,7 @@ pub(super) struct State {
     commands: Vec<Command>,
     refit: Option<Refit>,
     n_given_back: GivenBack,
-    policy_note: Option<String>,
+    pub(super) policy_note: Option<String>,
     /// For prefill workers that come back.
     pins: Vec<Arc<[Token]>>,
     next_id: u64,
@@ -67,6 +67,18 @@ pub(super) struct State {
 }
 
 /// What the engine is doing.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::engine::{EngineStats, GivenBack, Times};
+///
+/// let EngineStats { workers, lost, route_times, n_given_back, .. } = fake::engine().stats();
+/// assert_eq!((workers.len(), lost), (2, vec![false, false]));
+/// assert_eq!((route_times, n_given_back), (Times::default(), GivenBack::default()), "nothing has happened");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineStats {
     /// Requests accepted and not ended.
@@ -438,19 +450,6 @@ impl Shared {
 
     pub(super) fn started(&self) -> Instant {
         self.started
-    }
-
-    pub(super) fn policy_name(&self) -> &'static str {
-        self.state.lock().dispatcher.policy_name()
-    }
-
-    pub(super) fn policy_note(&self) -> Option<String> {
-        self.state.lock().policy_note.clone()
-    }
-
-    #[cfg(feature = "llama")]
-    pub(super) fn set_policy_note(&self, note: Option<String>) {
-        self.state.lock().policy_note = note;
     }
 }
 

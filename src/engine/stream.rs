@@ -12,6 +12,38 @@ use crate::{
 };
 
 /// What happens to a request, as its client sees it.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     StreamEvent,
+///     types::{FinishReason, Request, SamplingParams, Usage},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![5, 6], max_tokens: 3, sampling, domain: None, deadline: None };
+/// let mut text = String::new();
+/// for event in engine.submit(request)? {
+///     match event {
+///         StreamEvent::Routed { decision, .. } => assert_eq!(decision.worker.0, 0),
+///         StreamEvent::Token { text: piece, .. } => text.push_str(&piece),
+///         StreamEvent::End { reason, usage, text: rest } => {
+///             text.push_str(&rest);
+///             let Usage { prompt_tokens, completion_tokens, .. } = usage;
+///             assert_eq!((reason, prompt_tokens, completion_tokens), (FinishReason::Length, 2, 3));
+///         }
+///         StreamEvent::Failed(why) => return Err(why.into()),
+///     }
+/// }
+/// assert_eq!(text.len(), 3, "this engine's tokens are letters");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
     /// A token was drawn.
@@ -57,6 +89,34 @@ pub(super) enum RawEvent {
 ///
 /// One client reads it: [`TokenStream::next`] blocks, [`TokenStream::next_async`] waits without a thread, under any
 /// executor.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     EngineError, StreamEvent, TokenStream,
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), EngineError> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![5, 6], max_tokens: 4000, sampling, domain: None, deadline: None };
+/// let mut stream: TokenStream = engine.submit(request)?;
+/// let mut last = None;
+/// while let Some(event) = stream.next_async().await {
+///     if matches!(event, StreamEvent::Token { .. }) {
+///         stream.cancel(); // what was drawn before still comes, and the end
+///     }
+///     last = Some(event);
+/// }
+/// assert!(matches!(last, Some(StreamEvent::End { reason: FinishReason::Cancelled, .. })));
+/// # Ok(())
+/// # }
+/// ```
 pub struct TokenStream {
     id: RequestId,
     events: async_channel::Receiver<RawEvent>,
@@ -166,6 +226,30 @@ impl TokenStream {
 }
 
 /// Cancels one request, from any thread.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     engine::{Canceller, Completion},
+///     types::{FinishReason, Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![5, 6], max_tokens: 4000, sampling, domain: None, deadline: None };
+/// let stream = engine.submit(request)?;
+/// let canceller: Canceller = stream.canceller();
+/// let other = std::thread::spawn(move || canceller.cancel());
+/// let completion: Completion = stream.collect()?;
+/// assert_eq!(completion.reason, Some(FinishReason::Cancelled));
+/// # other.join().expect("no panic");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Canceller {
     id: RequestId,

@@ -23,6 +23,11 @@ pub fn devices() -> Vec<DeviceInfo> {
     Backend::init().devices()
 }
 
+/// Whether `name` means this device to the engine: its name in any case, with or without a colon, or its number.
+pub fn is_device(device: &DeviceInfo, name: &str) -> bool {
+    llama::is_named(device, name)
+}
+
 /// Makes the devices of an RPC server (`HOST:PORT`) known; gives their names.
 pub fn add_rpc(endpoint: &str) -> Result<Vec<String>, EngineError> {
     Ok(Backend::init().add_rpc(endpoint, RPC_DEADLINE)?.iter().map(|device| device.name().to_owned()).collect())

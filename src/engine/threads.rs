@@ -30,6 +30,7 @@ impl ThreadPlan {
     }
 
     /// As [`ThreadPlan::new`], on the cores that `n_pinned` pinned ones leave.
+    #[cfg(feature = "llama")]
     pub(super) fn beside(n_pinned: u32, n_threads: u32, n_workers: usize) -> Result<Self, EngineError> {
         let n_cores = n_cores();
         if n_pinned >= n_cores && n_workers > 0 {

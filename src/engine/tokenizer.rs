@@ -1,6 +1,34 @@
 use crate::types::Token;
 
 /// Turns text into a model's tokens and back. The engine shares one among all threads.
+///
+/// ```
+/// use eldr::{engine::Tokenizer, types::Token};
+///
+/// /// One token a byte; the NUL ends a text.
+/// struct Bytes;
+///
+/// impl Tokenizer for Bytes {
+///     fn tokenize(&self, text: &str) -> Result<Vec<Token>, String> {
+///         Ok(text.bytes().map(Token::from).collect())
+///     }
+///
+///     fn piece(&self, token: Token) -> Vec<u8> {
+///         vec![token as u8]
+///     }
+///
+///     fn end_tokens(&self) -> &[Token] {
+///         &[0]
+///     }
+///
+///     fn n_tokens(&self) -> u32 {
+///         256
+///     }
+/// }
+///
+/// let text: Vec<u8> = Bytes.tokenize("eldr").expect("bytes").iter().flat_map(|&token| Bytes.piece(token)).collect();
+/// assert_eq!(text, b"eldr");
+/// ```
 pub trait Tokenizer: Send + Sync {
     /// The tokens of `text`, with the special tokens the model wants at the start of a prompt. Empty text may have
     /// none.

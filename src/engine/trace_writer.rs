@@ -38,6 +38,37 @@ pub fn check_trace_output(path: &Path, inputs: &[&Path]) -> Result<(), EngineErr
 }
 
 /// A trace that grows, locked against other recordings until it is dropped.
+///
+/// ```
+/// # mod planted {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/planted_trace.rs"));
+/// # }
+///
+/// use eldr::{
+///     EngineError,
+///     engine::{OutputError, TraceFileError, TraceWriter, check_output, read_trace},
+///     trace::{PromptKey, RecordSettings},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let trace = planted::trace(2);
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("a.trace");
+/// for request in &trace.requests {
+///     // Opened again, it goes on behind the requests that are whole.
+///     let mut writer = TraceWriter::open(&path, &trace.header, &RecordSettings::default())?;
+///     writer.append(request, PromptKey::new(&[1], 40, request.domain.as_deref()))?;
+///     writer.sync()?;
+/// }
+/// assert_eq!(read_trace(&path)?, trace);
+///
+/// let missing = read_trace(&folder.path().join("none"));
+/// assert!(matches!(missing, Err(EngineError::TraceFile(TraceFileError::Read { .. }))));
+/// let clash = check_output(&path, &[&path]);
+/// assert!(matches!(clash, Err(OutputError::IsInput { .. })), "an output is never an input");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TraceWriter {
     file: File,

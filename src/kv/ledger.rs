@@ -10,6 +10,25 @@ use crate::types::Token;
 ///
 /// It mirrors what is done to llama.cpp's memory: tokens run, copied, cut off. Sequences are numbered like the
 /// worker's slots. One that is not pinned is kept only as long as nothing else needs its place.
+///
+/// ```
+/// use eldr::kv::{BlockEvent, BlockName, Ledger, PrefixMatch};
+///
+/// // Two sequences, blocks of 4 tokens.
+/// let mut ledger = Ledger::new(4, BlockName::root(["model", "f16"]), 2);
+/// ledger.append(0, &[1, 2, 3, 4, 5, 6]);
+/// // A prompt that begins with the first block: the second sequence gets a copy of it, then runs the rest.
+/// let found: PrefixMatch = ledger.match_prefix(&[1, 2, 3, 4, 9]);
+/// assert_eq!(found.n_tokens, 4);
+/// ledger.share(1, &found);
+/// ledger.append(1, &[9]);
+/// assert_eq!(ledger.n_tokens(), 7, "shared tokens count once");
+///
+/// let mut events = Vec::new();
+/// ledger.take_events(&mut events);
+/// assert!(events.contains(&BlockEvent::Shared(found.blocks[0])));
+/// ledger.check_integrity();
+/// ```
 #[derive(Debug)]
 pub struct Ledger {
     pool: Pool,

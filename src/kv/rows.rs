@@ -7,6 +7,22 @@ use crate::signature::ExpertCounts;
 /// of each counted layer.
 ///
 /// It has no policy of its own: it does what the ledger's events say.
+///
+/// ```
+/// use eldr::kv::{BlockName, ChunkCounts, Ledger, SignatureRows};
+///
+/// let mut ledger = Ledger::new(4, BlockName::root(["model"]), 1);
+/// let mut rows = SignatureRows::new(&[0], 8);
+/// // A chunk of two tokens runs, and the tap tells their picks in MoE layer 0.
+/// let mut counts = ChunkCounts::new(rows.layers(), rows.n_expert(), 4, 0, 2, 0);
+/// counts.add(0, 0, &[3, 5]);
+/// counts.add(0, 1, &[3, 6]);
+/// ledger.append(0, &[11, 12]);
+/// let mut events = Vec::new();
+/// ledger.take_events(&mut events);
+/// rows.follow(&events, Some(&counts));
+/// assert_eq!(rows.sum(&ledger, 0).expect("all picks are known").row(0), Some(&[0, 0, 0, 2, 0, 1, 1, 0][..]));
+/// ```
 #[derive(Debug)]
 pub struct SignatureRows {
     layers: Arc<[u32]>,

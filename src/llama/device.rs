@@ -204,6 +204,11 @@ fn is_rpc(raw: sys::ggml_backend_dev_t) -> bool {
     unsafe { guard::text(name) }.starts_with("RPC")
 }
 
+/// Whether `spec` is this device's name (any case, colon or not) or index.
+pub fn is_named(device: &DeviceInfo, spec: &str) -> bool {
+    normal(&device.name) == normal(spec) || spec.trim().parse() == Ok(device.index)
+}
+
 /// The device with this name (any case, colon or not) or index.
 pub(super) fn find<'a>(all: &'a [Device], spec: &str) -> Option<&'a Device> {
     let wanted = normal(spec);

@@ -6,6 +6,48 @@
 //! Drop order is held by ownership: a [`Context`] owns a clone of its [`Model`], a [`Model`] owns its [`Device`]'s
 //! [`Backend`], and the tap's state outlives the context that calls it. No C++ exception crosses into Rust: every call
 //! that can throw goes through `vendor/guard`.
+//!
+//! ```no_run
+//! use eldr::{
+//!     llama::{
+//!         Backend, Batch, Context, ContextParams, CpuMoe, DecodeError, DecodeFailure, Device, DeviceKind, KvType, LlamaError, Model,
+//!         MemoryRow, ModelParams, Sampler, TapRows,
+//!     },
+//!     types::SamplingParams,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let backend = Backend::init();
+//! let device: Device = backend.best_device();
+//! let cpu_moe = if device.kind() == DeviceKind::Cpu { CpuMoe::None } else { CpuMoe::First(4) };
+//! let model =
+//!     Model::load(&backend, "model.gguf", &ModelParams { device: Some(device), cpu_moe, ..ModelParams::default() })?;
+//! let mut context = Context::new(&model, &ContextParams { type_k: KvType::F16, n_slots: 1, ..ContextParams::default() })?;
+//! context.set_tap_layers(&[0])?;
+//!
+//! for MemoryRow { weights, kv, compute, .. } in context.footprint()? {
+//!     println!("{weights} + {kv} + {compute} bytes");
+//! }
+//!
+//! let prompt = model.tokenize("Once upon a time", true, false)?;
+//! let mut batch = Batch::new(prompt.len());
+//! for (position, &token) in (0..).zip(&prompt) {
+//!     batch.push(token, position, 0, position as usize + 1 == prompt.len())?;
+//! }
+//! let ran: Result<(), DecodeError> = context.decode_tapped(&batch, &mut |rows: TapRows<'_>| {
+//!     println!("layer {}: {} tokens", rows.layer, rows.tokens().len());
+//! });
+//! if let Err(DecodeError { failure: DecodeFailure::NoSlot, .. }) = &ran {
+//!     return Err("the context is full".into());
+//! }
+//! ran?;
+//! let mut sampler = Sampler::new(&model, &SamplingParams::default(), &prompt)?;
+//! let token = sampler.sample(context.logits(prompt.len() - 1))?;
+//! println!("{}", model.text(&[token])?);
+//! # let _: Option<LlamaError> = None;
+//! # Ok(())
+//! # }
+//! ```
 
 #![expect(unsafe_code, reason = "the boundary to llama.cpp; every floor above is safe")]
 
@@ -40,7 +82,7 @@ mod vocab;
 pub use backend::{Backend, RPC_DEADLINE, rpc_endpoint};
 pub use batch::Batch;
 pub use context::Context;
-pub use device::{Device, DeviceInfo, DeviceKind};
+pub use device::{Device, DeviceInfo, DeviceKind, is_named};
 pub use error::{DecodeError, DecodeFailure, LlamaError};
 pub use facts::{ExpertBytes, ModelFacts};
 pub use gguf::{INFLATED_OF, fingerprint};

@@ -85,3 +85,43 @@ pub fn prefer_memory_of(node: u32) -> Result<(), String> {
 pub fn prefer_memory_of(node: u32) -> Result<(), String> {
     Err(format!("memory can be bound to NUMA nodes on Linux only, not to {node} here"))
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::{fs, thread, time::Duration};
+
+    use super::*;
+    use crate::llama::{Context, ContextParams, testing::model};
+
+    /// Threads of this process that may run on these processors only, as the system tells.
+    fn n_pinned(cpus: &str) -> usize {
+        let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+        let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let is_there = |status: &String| {
+            status.lines().any(|line| line.strip_prefix("Cpus_allowed_list:").is_some_and(|list| list.trim() == cpus))
+        };
+        tasks.filter_map(Result::ok).map(status).filter(is_there).count()
+    }
+
+    #[test]
+    fn a_contexts_threads_are_where_they_were_told_to_be_and_end_with_it() {
+        let last = crate::llama::testing::last_cpu();
+        let only = CpuSet::new([last]);
+        if n_pinned(&only.to_string()) > 0 {
+            // One processor in all: everything is pinned to it already.
+            return;
+        }
+        let params = ContextParams { n_ctx_slot: 256, n_threads: 3, cpus: only.clone(), ..ContextParams::default() };
+        let context = Context::new(model(), &params).expect("a context");
+        // The third is whoever runs the first batch.
+        let await_pinned = |n: usize| {
+            (0..200).any(|_| {
+                thread::sleep(Duration::from_millis(20));
+                n_pinned(&only.to_string()) == n
+            })
+        };
+        assert!(await_pinned(2), "{} are pinned", n_pinned(&only.to_string()));
+        drop(context);
+        assert!(await_pinned(0), "{} are left", n_pinned(&only.to_string()));
+    }
+}

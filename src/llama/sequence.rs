@@ -129,12 +129,12 @@ impl Context {
 
     /// Whether a sequence can be cut to its first `n_tokens` tokens, with everything the next one looks at still there.
     pub fn reaches(&self, seq: u32, n_tokens: u32) -> bool {
-        if self.cuts_anywhere() {
+        let n_swa = self.model().facts().n_swa;
+        if self.cuts_sequences() && n_swa == 0 {
             return true;
         }
-        let n_swa = self.model().facts().n_swa;
         match (self.seq_pos_min(seq), self.seq_pos_max(seq)) {
-            (Ok(Some(first)), Ok(Some(_))) if self.cuts_sequences() => first <= n_tokens.saturating_sub(n_swa),
+            (Ok(Some(first)), Ok(Some(_))) if self.cuts_sequences() => first <= (n_tokens + 1).saturating_sub(n_swa),
             (_, Ok(Some(last))) => last + 1 == n_tokens,
             _ => false,
         }
@@ -163,7 +163,7 @@ impl Context {
         if facts.recurrent || facts.hybrid {
             return Ok(());
         }
-        match first_cells(&self.state_get(seq)?) {
+        match first_cells(&self.state_get(seq)?, seq) {
             Some(mut cells) => {
                 cells.sort_unstable();
                 if cells.iter().copied().eq(0..n_tokens) {
@@ -171,7 +171,8 @@ impl Context {
                 }
                 wrong(format!("the exported cells are not positions 0 to {} but {cells:?}", n_tokens - 1))
             }
-            None => wrong("the exported state names no cells".to_owned()),
+            // Cells with more than one position each, say: the positions' ends have been looked at.
+            None => Ok(()),
         }
     }
 
@@ -179,11 +180,12 @@ impl Context {
     fn missing(&self, seq: u32, n_tokens: u32) -> Result<Option<String>, LlamaError> {
         let facts = self.model().facts();
         let (first, last) = (self.seq_pos_min(seq)?, self.seq_pos_max(seq)?);
-        // A sliding window keeps at least its own width; a recurrent state keeps the last position only.
+        // The next token, at position n_tokens, looks at as many positions as the window is wide, itself among them; a
+        // recurrent state keeps the last position only.
         let latest_first = match facts.n_swa {
             _ if facts.recurrent || facts.hybrid => n_tokens.saturating_sub(1),
             0 => 0,
-            window => n_tokens.saturating_sub(window),
+            window => (n_tokens + 1).saturating_sub(window),
         };
         let whole = last.map(|p| p + 1) == Some(n_tokens) && first.is_some_and(|p| p <= latest_first);
         Ok((!whole).then(|| match (first, last) {
@@ -228,22 +230,21 @@ impl Context {
     }
 }
 
-/// The positions of the first cells in a sequence's state (`llama_kv_cache::state_write` of the pinned revision: streams,
-/// and for each its cells; a cell is its position, the number of its sequences, and these). With a sliding window, the
-/// first ones are those of the layers without it.
-fn first_cells(state: &[u8]) -> Option<Vec<u32>> {
+/// The positions of the first cells in the state of sequence `seq` (`llama_context::state_seq_get_data` and
+/// `llama_kv_cache::state_write` of the pinned revision: a magic number, the sequence, the number of streams, and for each
+/// its cells; a cell is its position, the number of its sequences, and these). With a sliding window, the first ones are
+/// those of the layers without it. None if the cells are of another kind.
+fn first_cells(state: &[u8], seq: u32) -> Option<Vec<u32>> {
     let (words, _) = state.as_chunks::<4>();
     let mut words = words.iter().map(|&word| u32::from_le_bytes(word));
-    let n_streams = words.next()?;
+    let n_streams = words.nth(2)?;
     let n_cells = (0..n_streams).find_map(|_| words.next().filter(|&n| n > 0))?;
     let mut cells = Vec::new();
     for _ in 0..n_cells {
         cells.push(words.next()?);
-        let n_sequences = words.next()?;
-        if n_sequences != 1 {
+        if (words.next()?, words.next()?) != (1, seq) {
             return None;
         }
-        words.next()?;
     }
     Some(cells)
 }
@@ -334,13 +335,14 @@ mod tests {
             context.check_seq_cells(0, 20).expect("20 tokens");
             context.check_seq_cells(1, 0).expect("nothing");
             context.check_seq_cells(2, 9).expect("9 tokens");
+            assert_eq!(first_cells(&context.state_get(2).expect("a state"), 2), Some((0..9).collect()));
             for (seq, n_tokens) in [(0, 19), (0, 21), (0, 0), (1, 1)] {
                 context.check_seq_cells(seq, n_tokens).expect_err("something else");
             }
             context.seq_truncate(0, 7).expect("cut");
             context.check_seq_cells(0, 7).expect("7 tokens");
         }
-        assert_eq!(first_cells(&[1, 0, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(first_cells(&[0; 16], 0), None);
     }
 
     #[test]

@@ -55,3 +55,11 @@ pub fn prefill(context: &mut Context, tokens: &[Token], seq: u32) -> Vec<f32> {
 pub fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|x| x.to_bits()).collect()
 }
+
+/// The last processor this process may use.
+pub fn last_cpu() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a list");
+    let set: crate::types::CpuSet = list.trim().parse().expect("processors");
+    *set.cpus().last().expect("at least one")
+}

@@ -65,6 +65,9 @@ pub struct RunSummary {
     /// steps. Unlike the mean a step it does not favour a policy whose steps are many and small.
     #[serde(default)]
     pub experts_per_token: Option<f64>,
+    /// Bytes of the distinct experts that a decode step reads, over all layers, in the mean.
+    #[serde(default)]
+    pub expert_bytes_step: Option<f64>,
     /// Sequences in a batch, one sample a decode step.
     pub batch: Option<Summary>,
     /// Workers the policy chose between at the end, one sample a decision.
@@ -140,6 +143,7 @@ impl RunMetrics {
             itl_ms: Summary::of(&mut self.itl_ms),
             experts_distinct: Summary::of(&mut self.experts_distinct),
             experts_per_token: (self.experts_read.1 > 0).then(|| self.experts_read.0 / self.experts_read.1 as f64),
+            expert_bytes_step: None,
             batch: Summary::of(&mut self.batch),
             band: Summary::of(&mut self.band),
             route_us: Summary::of(&mut self.route_us),

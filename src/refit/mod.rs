@@ -19,6 +19,35 @@
 //! signatures and not counts. Where traffic has moved so far that other layers or rarer experts would tell requests
 //! apart, signatures are blurred for any centroids, and only a new calibration helps; the sign is a similarity that stays
 //! low while fits bring nothing ([`RefitStats::recent`], [`RefitOutcome::Kept`]).
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//!
+//! use eldr::{
+//!     refit::{FitJob, FitResult, Reads, RefitConfig, RefitError, RefitOutcome, RefitReason, RefitStats, Refitter},
+//!     signature::Signature,
+//! };
+//! use ndarray::array;
+//!
+//! # fn main() -> Result<(), RefitError> {
+//! let config = RefitConfig { min_fresh: 16, ..RefitConfig::default() };
+//! let mut refitter = Refitter::new(config, Arc::new(array![[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))?;
+//! refitter.observe_step(Reads { distinct: 12.0, batch: 4.0 });
+//!
+//! // Half of the traffic looks like no centroid.
+//! for n in 0..32 {
+//!     let vector = if n % 2 == 0 { vec![1.0, 0.0, 0.1] } else { vec![0.0, 0.1, 1.0] };
+//!     refitter.observe(Signature::normalised(vector).expect("not zero"), Duration::from_secs(n));
+//! }
+//! let job: FitJob = refitter.due(Duration::from_secs(40)).expect("enough is new");
+//! let result: FitResult = job.run(); // on any thread
+//! let centroids = refitter.apply(result).expect("others serve unseen requests better");
+//! assert!(centroids[[1, 2]] > 0.9, "the second worker moved along");
+//! let RefitStats { last_reason, last_outcome, n_swaps, .. } = refitter.stats();
+//! assert_eq!((last_reason, last_outcome, n_swaps), (Some(RefitReason::First), Some(RefitOutcome::Swapped), 1));
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 

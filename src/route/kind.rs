@@ -16,6 +16,21 @@ use crate::{
 };
 
 /// A routing policy, by its name in the command line, configuration and JSON.
+///
+/// ```
+/// use eldr::{
+///     PolicyKind,
+///     route::{ParsePolicyError, PolicyParams, RouteBuildError},
+/// };
+///
+/// let kind: PolicyKind = "marginal_cost".parse()?;
+/// assert_eq!(kind.build(&PolicyParams::new(8)).expect("it needs no calibration").name(), "marginal_cost");
+/// let missing = PolicyKind::LocalityBand.build(&PolicyParams::new(8)).err();
+/// assert!(matches!(missing, Some(RouteBuildError::NoCentroids { .. })));
+/// assert_eq!(PolicyKind::parse_list("random,locality_band")?.len(), 2);
+/// assert!("fastest".parse::<PolicyKind>().unwrap_err().to_string().contains("the policies are round_robin"));
+/// # Ok::<(), ParsePolicyError>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKind {

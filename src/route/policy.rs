@@ -44,6 +44,20 @@ impl WorkerView {
 }
 
 /// Where a request goes, and why.
+///
+/// ```
+/// use eldr::{
+///     Decision, PolicyKind,
+///     route::{PolicyParams, Reason, RouteRequest, WorkerView},
+///     types::WorkerId,
+/// };
+///
+/// let mut policy = PolicyKind::LeastLoaded.build(&PolicyParams::new(2)).expect("two workers");
+/// let view = |id, n_inflight| WorkerView { id: WorkerId(id), n_slots: 4, n_inflight, healthy: true };
+/// let decision: Decision = policy.select(&RouteRequest::default(), &[view(0, 3), view(1, 1)]).expect("room");
+/// assert_eq!((decision.worker, decision.reason, decision.n_inflight), (WorkerId(1), Reason::Load, 1));
+/// assert!(serde_json::to_string(&decision).expect("plain fields").contains(r#""reason":"load""#));
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
     /// The chosen worker.
@@ -167,6 +181,44 @@ pub enum RouteBuildError {
 ///
 /// One owner calls it, one request at a time. It books nothing and changes no worker: the dispatcher does. The same
 /// calls and seed give the same decisions on every machine; ties go to the lowest id.
+///
+/// ```
+/// use eldr::{
+///     Decision, RoutePolicy,
+///     route::{Reason, RouteBuildError, RouteError, RouteRequest, WorkerView},
+///     types::WorkerId,
+/// };
+///
+/// /// Fills one worker after another.
+/// struct Pack;
+///
+/// impl RoutePolicy for Pack {
+///     fn name(&self) -> &'static str {
+///         "pack"
+///     }
+///
+///     fn select(&mut self, _: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+///         let Some(worker) = workers.iter().find(|worker| worker.eligible()) else {
+///             let any = workers.iter().any(|worker| worker.healthy);
+///             return Err(if any { RouteError::AllFull } else { RouteError::NoWorker });
+///         };
+///         Ok(Decision {
+///             worker: worker.id,
+///             reason: Reason::Load,
+///             similarity: None,
+///             best_similarity: None,
+///             band: 1,
+///             n_inflight: worker.n_inflight,
+///             marginal: None,
+///         })
+///     }
+/// }
+///
+/// let view = |id, n_inflight| WorkerView { id: WorkerId(id), n_slots: 2, n_inflight, healthy: true };
+/// let request = RouteRequest::default();
+/// assert_eq!(Pack.select(&request, &[view(0, 1), view(1, 0)]).map(|decision| decision.worker), Ok(WorkerId(0)));
+/// assert_eq!(Pack.select(&request, &[view(0, 2), view(1, 2)]), Err(RouteError::AllFull));
+/// ```
 pub trait RoutePolicy: Send {
     /// The policy's name in the command line, configuration and JSON.
     fn name(&self) -> &'static str;

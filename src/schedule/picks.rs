@@ -1,6 +1,17 @@
 /// The experts each sequence of one decode step picked, in every MoE layer.
 ///
 /// Shape `[n_items, n_layer, k]`, filled by a runner whose decode contexts carry a tap; empty otherwise.
+///
+/// ```
+/// use eldr::schedule::StepPicks;
+///
+/// // Two sequences, one MoE layer, two picks each.
+/// let mut picks = StepPicks::default();
+/// picks.reset(2, 1, 2);
+/// picks.set(0, 0, &[1, 2]);
+/// picks.set(1, 0, &[2, 3]);
+/// assert_eq!(picks.distinct(), [3], "what the step had to read");
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepPicks {
     n_items: usize,

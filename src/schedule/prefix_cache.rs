@@ -264,7 +264,11 @@ impl PrefixCache {
         if let Some((slot, _)) = holders().filter(idle).find(|&(_, len)| len == found.n_tokens) {
             return Some(Way::Stay(slot));
         }
-        let (from, len) = holders().min_by_key(|&(slot, len)| (len, slot))?;
+        // A copy takes along no more than the window behind the last token.
+        let can_copy = |&(slot, _): &(usize, u32)| self.reuse != Reuse::Window || self.n_there[slot] <= n_used + 1;
+        let Some((from, len)) = holders().filter(can_copy).min_by_key(|&(slot, len)| (len, slot)) else {
+            return holders().find(idle).map(|(slot, _)| Way::Stay(slot));
+        };
         match self.free_slot(Some(from)) {
             Some(to) if n_used.saturating_mul(COPY_PER_SAVED) >= len => Some(Way::Copy(from, to)),
             Some(_) => None,

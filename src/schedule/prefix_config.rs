@@ -5,6 +5,21 @@
 use crate::kv::BLOCK;
 
 /// How much of what finished prompts leave behind a prefill worker keeps. The default is nothing.
+///
+/// ```
+/// use eldr::schedule::{CacheChange, CacheStats, FakeModel, FakeRunner, ModelRunner, PrefillWorker, PrefixCache, PrefixConfig, Reuse};
+///
+/// // A prefill worker that keeps 4096 tokens of finished prompts.
+/// let model = FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 };
+/// let runner = FakeRunner::new(model, 4, 2048, Vec::new()).reusing(Reuse::Prefix);
+/// let config = PrefixConfig { max_tokens: 4096, ..PrefixConfig::default() };
+/// let worker = PrefillWorker::new(runner.info(), 16, 4, &[], 8).caching(config, runner.info(), 8);
+/// let cache: &PrefixCache = worker.cache();
+/// cache.check_integrity();
+/// // What it tells the dispatcher, which then knows who holds what.
+/// let change = CacheChange { blocks: Vec::new(), stats: CacheStats::default() };
+/// assert_eq!(change.stats.n_cached_tokens, 0);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixConfig {
     /// Tokens kept at most, those that prompts share counted once; 0 keeps nothing.

@@ -10,6 +10,76 @@ use crate::{
 ///
 /// The scheduler decides what to run and keeps the slots; the runner owns the context. Slots are below
 /// [`RunnerInfo::n_slots`].
+///
+/// ```
+/// use eldr::{
+///     kv::ChunkCounts,
+///     schedule::{DecodeItem, ModelRunner, Reuse, RunError, RunnerInfo, SeqState, StateFingerprint, StepPicks},
+///     types::{SamplingParams, Slot, Token},
+/// };
+///
+/// /// Says again and again what it read last. It needs no keys and values.
+/// struct Echo {
+///     info: RunnerInfo,
+///     last: Vec<Token>,
+/// }
+///
+/// impl ModelRunner for Echo {
+///     fn info(&self) -> &RunnerInfo {
+///         &self.info
+///     }
+///
+///     fn open(&mut self, _: Slot, _: &SamplingParams, _: &[Token]) -> Result<(), RunError> {
+///         Ok(())
+///     }
+///
+///     fn prefill(
+///         &mut self,
+///         slot: Slot,
+///         tokens: &[Token],
+///         _: u32,
+///         last: bool,
+///         _: Option<&mut ChunkCounts>,
+///     ) -> Result<Option<Token>, RunError> {
+///         self.last[slot.index()] = *tokens.last().ok_or_else(|| RunError::Restored("no tokens".to_owned()))?;
+///         Ok(last.then(|| self.last[slot.index()]))
+///     }
+///
+///     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, _: &mut StepPicks) -> Result<(), RunError> {
+///         next.extend(batch.iter().map(|item| item.token));
+///         Ok(())
+///     }
+///
+///     fn export(&mut self, _: Slot) -> Result<SeqState, RunError> {
+///         Ok(SeqState { n_tokens: 1, bytes: Vec::new().into() })
+///     }
+///
+///     fn import(&mut self, _: Slot, _: &SeqState) -> Result<(), RunError> {
+///         Ok(())
+///     }
+///
+///     fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> {
+///         self.last.swap(from.index(), to.index());
+///         Ok(())
+///     }
+///
+///     fn close(&mut self, _: Slot) -> Result<(), RunError> {
+///         Ok(())
+///     }
+/// }
+///
+/// let info = RunnerInfo {
+///     n_slots: 2,
+///     n_ctx_slot: 64,
+///     n_batch: 16,
+///     contiguous_slots: false,
+///     tapped: Vec::new(),
+///     reuse: Reuse::Nothing,
+///     fingerprint: StateFingerprint::default(),
+/// };
+/// let mut echo = Echo { info, last: vec![0; 2] };
+/// assert_eq!(echo.prefill(Slot(1), &[4, 7], 0, true, None), Ok(Some(7)));
+/// ```
 pub trait ModelRunner: Send {
     /// What the scheduler must know about the worker.
     fn info(&self) -> &RunnerInfo;
@@ -90,6 +160,26 @@ pub trait ModelRunner: Send {
 }
 
 /// Tells whether a worker's device has failed, and makes a runner on it again. Any thread may ask.
+///
+/// ```
+/// use eldr::schedule::{FakeModel, FakeRunner, ModelRunner, Recovery};
+///
+/// /// A device that is well, and makes a runner when asked.
+/// struct Well(FakeModel);
+///
+/// impl Recovery for Well {
+///     fn failure(&self) -> Option<String> {
+///         None
+///     }
+///
+///     fn revive(&self) -> Result<Box<dyn ModelRunner>, String> {
+///         Ok(Box::new(FakeRunner::new(self.0, 4, 256, Vec::new())))
+///     }
+/// }
+///
+/// let well = Well(FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 });
+/// assert_eq!(well.revive().map(|runner| runner.info().n_slots), Ok(4));
+/// ```
 pub trait Recovery: Send + Sync {
     /// Why the device can not be used any more; none while it is well. What has failed stays so.
     fn failure(&self) -> Option<String>;

@@ -271,7 +271,9 @@ impl Metrics {
         set(&s.not_worth, stats.cache.n_not_worth);
         set(&s.checkpoints, stats.cache.n_checkpoints);
         set(&s.returned, stats.cache.n_returned);
-        let gauge = |gauge: &Gauge, n: u64| drop(gauge.set(i64::try_from(n).unwrap_or(i64::MAX)));
+        let gauge = |gauge: &Gauge, n: u64| {
+            gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        };
         gauge(&s.pinned, stats.cache.n_pinned_tokens);
         gauge(&s.row_bytes, stats.cache.n_row_bytes);
         gauge(&s.ram_bytes, stats.cache_ram_bytes);

@@ -1,6 +1,29 @@
 //! The HTTP server: OpenAI's endpoints, llama-server's, and what shows how requests are routed.
 //!
 //! Never waits for a worker to say how it is doing, and never runs a model itself: it submits to an [`Engine`].
+//!
+//! ```
+//! # mod fake {
+//! #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+//! # }
+//!
+//! use eldr::server::{Ended, ModelCard, Server, ServerConfig, ServerError};
+//!
+//! # fn main() -> Result<(), ServerError> {
+//! let card = ModelCard { id: "toy".to_owned(), ..ModelCard::default() };
+//! let config = ServerConfig { listen: "127.0.0.1:0".parse().expect("an address"), ..ServerConfig::default() };
+//! let server = Server::new(fake::engine(), card, config)?;
+//! let router = server.router(); // for an axum program of your own, or
+//! # drop(router);
+//! # if false {
+//! match server.run(|address| println!("http://{address}/v1"))? {
+//!     Ended::Drained => println!("every request was answered"),
+//!     Ended::AtOnce => println!("stopped twice, so at once"),
+//! }
+//! # }
+//! # Ok(())
+//! # }
+//! ```
 
 mod app;
 mod ask;

@@ -3,6 +3,18 @@ use crate::types::MoeShape;
 /// How many of a request's prefill tokens picked each expert: one row of E counts for each tapped MoE layer.
 ///
 /// Integers, never gate scores: an expert below the cut loads no weights (paper, section 4.1).
+///
+/// ```
+/// use eldr::signature::ExpertCounts;
+///
+/// // Two tokens in MoE layers 0 and 2 of 4 experts; each token picks two in each layer.
+/// let mut counts = ExpertCounts::new(&[0, 2], 4);
+/// counts.add_tokens(2);
+/// counts.add(0, &[1, 3, 1, 0]);
+/// counts.add(2, &[2, 3, 2, 3]);
+/// assert_eq!(counts.row(0), Some(&[1, 2, 0, 1][..]));
+/// assert!(counts.conserves(2), "every row holds two picks a token");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertCounts {
     n_expert: u32,

@@ -5,6 +5,16 @@
 /// A request's direction in expert space: counts times idf over the masked layers, scaled to length 1.
 ///
 /// (Paper, section 4.1.) An all-zero vector has no direction and is no signature.
+///
+/// ```
+/// use eldr::signature::{Signature, dot};
+///
+/// let signature = Signature::normalised(vec![3.0, 0.0, 4.0]).expect("not all zero");
+/// assert_eq!(signature.as_slice(), [0.6, 0.0, 0.8]);
+/// assert_eq!(signature.cosine(&[0.0, 1.0, 0.0]), 0.0);
+/// assert_eq!(dot(&[1.0, 2.0], &[3.0, 4.0]), 11.0);
+/// assert_eq!(Signature::normalised(vec![0.0; 3]), None, "nothing has no direction");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signature(Vec<f32>);
 

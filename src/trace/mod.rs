@@ -86,6 +86,42 @@ pub use settings::{PromptKey, RecordSettings};
 use crate::types::MoeShape;
 
 /// Recorded requests of one model.
+///
+/// ```
+/// use eldr::{
+///     trace::{
+///         FRAME_HEAD, FrameHead, GateSums, PromptKey, PromptPicks, RecordSettings, Trace, TraceError, TraceHeader, TraceRequest,
+///         decode_request, encode_request, frame,
+///     },
+///     types::MoeShape,
+/// };
+///
+/// # fn main() -> Result<(), TraceError> {
+/// let shape = MoeShape { layers: vec![0, 1], n_layer: 2, n_expert: 4, n_expert_used: 2 };
+/// let header = TraceHeader { shape, fingerprint: "model".to_owned(), n_block: 32 };
+///
+/// // A prompt of two tokens, then one decode step: two picks in each of two layers. Layer 1, the last, shows in no prompt.
+/// let mut prompt = PromptPicks::new(&header, 2, false);
+/// prompt.add(0, &[0, 1, 1, 2], &[], &[]);
+/// let (blocks, gates): (Vec<u8>, Option<GateSums>) = prompt.finish().expect("every token was seen");
+/// let request =
+///     TraceRequest { id: "a".to_owned(), domain: None, n_prompt: 2, blocks, picks: vec![0, 3, 1, 2], gates };
+/// assert_eq!(request.prefill_counts(&header).row(0), Some(&[1, 2, 1, 0][..]));
+/// assert_eq!(request.step_picks(&header, 0, 1), [1, 2]);
+///
+/// // As it lies in a file: frame 1, after the header's.
+/// let settings = RecordSettings::default();
+/// let key = PromptKey::new(&[7, 8], settings.max_tokens, None);
+/// let bytes = frame(1, &encode_request(&header, settings.gates, 1, &request, key)?);
+/// let (head, content) = bytes.split_first_chunk::<FRAME_HEAD>().expect("a head");
+/// FrameHead::parse(1, head)?.verify(content)?;
+/// assert_eq!(decode_request(&header, settings.gates, 1, content)?, (request.clone(), key));
+///
+/// let trace = Trace { header, requests: vec![request] };
+/// assert_eq!(trace.requests[0].n_steps(&trace.header), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
     /// What holds for all of them.

@@ -6,6 +6,13 @@ use serde::{Deserialize, Serialize};
 pub type Token = i32;
 
 /// A decode or prefill worker; prefill and decode workers are numbered apart, each from 0.
+///
+/// ```
+/// use eldr::types::{RequestId, Slot, WorkerId};
+///
+/// assert_eq!(WorkerId(3).index(), 3);
+/// assert_eq!(format!("request {} in slot {} of worker {}", RequestId(7), Slot(0), WorkerId(3)), "request 7 in slot 0 of worker 3");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerId(pub u32);
 

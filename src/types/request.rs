@@ -5,6 +5,14 @@ use serde::{Deserialize, Serialize};
 use crate::types::Token;
 
 /// What a caller asks for: a prompt in tokens, how to sample, and when to stop.
+///
+/// ```
+/// use eldr::types::{Request, SamplingParams};
+///
+/// let sampling = SamplingParams { temperature: 0.8, top_p: 0.95, seed: 7, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![1, 15, 4], max_tokens: 64, sampling, domain: None, deadline: None };
+/// assert_eq!(request.sampling.top_k, 0, "0 keeps all tokens");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// The prompt, special tokens included. Not empty.
@@ -60,6 +68,16 @@ pub struct SamplingParams {
 
 /// How likely a drawn token was, by the model's own distribution: before bias, grammar, penalties, truncation and
 /// temperature.
+///
+/// ```
+/// use eldr::types::{SamplingParams, TokenLogprobs};
+///
+/// // Asked for by
+/// let sampling = SamplingParams { n_logprobs: Some(2), ..SamplingParams::default() };
+/// // and told with each token:
+/// let drawn = TokenLogprobs { logprob: -0.5, top: vec![(7, -0.5), (3, -1.2)] };
+/// assert!(drawn.logprob.exp() > 0.6 && drawn.top.len() == sampling.n_logprobs.unwrap_or(0) as usize);
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TokenLogprobs {
     /// Natural logarithm of its probability.

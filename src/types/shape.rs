@@ -4,6 +4,14 @@ use serde::{Deserialize, Serialize};
 ///
 /// Everywhere in eldr an *MoE layer* is named by its row in `layers` (0 is the first layer with experts), because
 /// counts, idf and masks are matrices with one row for each of them. `layers` maps a row to llama.cpp's layer number.
+///
+/// ```
+/// use eldr::types::MoeShape;
+///
+/// // A model of 4 layers whose first is dense. What its last layer picks does not show in prompts.
+/// let shape = MoeShape { layers: vec![1, 2, 3], n_layer: 4, n_expert: 64, n_expert_used: 4 };
+/// assert_eq!((shape.n_layer_moe(), shape.usable()), (3, vec![0, 1]));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoeShape {
     /// llama.cpp's number of each layer that has experts, ascending.

@@ -137,6 +137,99 @@ static void sizes_and_values(void) {
   EXPECT(eldr_tap_open(&tap, &out), ELDR_STATUS_NULL);
 }
 
+// Requests that are known by their numbers, under the policy that has to know them.
+static void known_requests(void) {
+  eldr_model_shape shape;
+  eldr_calibration *model = NULL;
+  EXPECT(eldr_model_shape_init(NULL, sizeof shape), ELDR_STATUS_NULL);
+  EXPECT(eldr_model_shape_init(&shape, 4), ELDR_STATUS_STRUCT_SIZE);
+  EXPECT(eldr_model_shape_init(&shape, sizeof shape), ELDR_STATUS_OK);
+  EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_ARGUMENT);
+  shape.n_layer = 3;
+  shape.n_expert = 4;
+  shape.n_expert_used = 5;
+  EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_ARGUMENT);
+  shape.n_expert_used = 2;
+  const uint32_t wrong[2] = {1, 1};
+  shape.layers = wrong;
+  shape.n_layers = 2;
+  EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_ARGUMENT);
+  shape.layers = NULL;
+  EXPECT(eldr_calibration_of_shape(&shape, NULL), ELDR_STATUS_NULL);
+  EXPECT(eldr_calibration_of_shape(NULL, &model), ELDR_STATUS_NULL);
+  EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_OK);
+  eldr_calibration *wide = NULL;
+  EXPECT(eldr_calibration_widen((eldr_calibration *) model, &wide), ELDR_STATUS_OK);
+  EXPECT(eldr_calibration_widen(NULL, &wide), ELDR_STATUS_NULL);
+
+  eldr_router_params params;
+  EXPECT(eldr_router_default_params(&params, sizeof params), ELDR_STATUS_OK);
+  params.policy = "marginal_cost";
+  params.n_slots = 2;
+  eldr_router *router = NULL;
+  EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_CONFIG);
+  params.calibration = model;
+  EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_CONFIG);
+  params.n_workers = 2;
+  EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_OK);
+  const char *policy = NULL;
+  EXPECT(eldr_router_get_policy(router, NULL), ELDR_STATUS_NULL);
+  EXPECT(eldr_router_get_policy(router, &policy), ELDR_STATUS_OK);
+  EXPECT_TRUE(strcmp(policy, "marginal_cost") == 0);
+
+  eldr_counts *counts = NULL;
+  EXPECT(eldr_counts_open(model, &counts), ELDR_STATUS_OK);
+  const int32_t picks[4] = {0, 1, 1, 2};
+  EXPECT(eldr_counts_add(counts, 0, picks, 2), ELDR_STATUS_OK);
+  EXPECT(eldr_counts_add(counts, 2, picks, 2), ELDR_STATUS_ARGUMENT);
+  eldr_route_request request;
+  EXPECT(eldr_route_request_init(&request, sizeof request + 1), ELDR_STATUS_STRUCT_SIZE);
+  EXPECT(eldr_route_request_init(&request, sizeof request), ELDR_STATUS_OK);
+  request.counts = counts;
+  eldr_decision decision = {.size = sizeof decision};
+  EXPECT(eldr_router_route_request(router, &request, true, &decision), ELDR_STATUS_TAP);
+  EXPECT(eldr_counts_add(counts, 1, picks, 2), ELDR_STATUS_OK);
+  EXPECT(eldr_router_route_request(router, NULL, true, &decision), ELDR_STATUS_NULL);
+  EXPECT(eldr_router_route_request(router, &request, true, NULL), ELDR_STATUS_NULL);
+  EXPECT(eldr_router_route_request(router, &request, true, &decision), ELDR_STATUS_OK);
+  EXPECT_TRUE(strcmp(decision.reason, "marginal_cost") == 0 && decision.added_experts > 0 && decision.cost > 0);
+  EXPECT(eldr_router_route_request(router, &request, true, &decision), ELDR_STATUS_ARGUMENT);
+  request.id = 1;
+  request.counts = (eldr_counts *) router;
+  EXPECT(eldr_router_place(router, 1, &request), ELDR_STATUS_HANDLE);
+  request.counts = counts;
+  EXPECT(eldr_counts_free(counts), ELDR_STATUS_OK);
+  EXPECT(eldr_router_place(router, 1, &request), ELDR_STATUS_HANDLE);
+  request.counts = NULL;
+  EXPECT(eldr_router_place(router, 1, &request), ELDR_STATUS_OK);
+  EXPECT(eldr_router_place(router, 7, NULL), ELDR_STATUS_NULL);
+  EXPECT(eldr_router_book(router, 0), ELDR_STATUS_ARGUMENT);
+  EXPECT(eldr_router_step(router, 0, 1, -1.0), ELDR_STATUS_ARGUMENT);
+  EXPECT(eldr_router_step(router, 0, 1, 0.5), ELDR_STATUS_OK);
+  EXPECT(eldr_router_leave(router, 0), ELDR_STATUS_OK);
+  EXPECT(eldr_router_leave(router, 0), ELDR_STATUS_ARGUMENT);
+  EXPECT(eldr_calibration_free(model), ELDR_STATUS_OK);
+  EXPECT(eldr_calibration_free(model), ELDR_STATUS_HANDLE);
+  EXPECT(eldr_calibration_free(wide), ELDR_STATUS_OK);
+  EXPECT(eldr_router_free(router), ELDR_STATUS_OK);
+  EXPECT(eldr_router_leave(router, 1), ELDR_STATUS_HANDLE);
+}
+
+// A struct of an older, shorter version is filled no further than it goes.
+static void older_structs(void) {
+  eldr_router *router = open_router(1, 4);
+  const size_t n_known = offsetof(eldr_decision, experts);
+  eldr_decision old;
+  memset(&old, 0x5a, sizeof old);
+  old.size = n_known;
+  EXPECT(eldr_router_route(router, NULL, NULL, false, &old), ELDR_STATUS_OK);
+  const unsigned char *bytes = (const unsigned char *) &old;
+  bool is_kept = true;
+  for (size_t i = n_known; i < sizeof old; i++) is_kept = is_kept && bytes[i] == 0x5a;
+  EXPECT_TRUE(is_kept && strcmp(old.reason, "load") == 0);
+  EXPECT(eldr_router_free(router), ELDR_STATUS_OK);
+}
+
 // Many threads route, report and free at once: one free succeeds, nothing is booked twice.
 static atomic_int n_freed;
 static atomic_int n_booked;
@@ -257,8 +350,13 @@ static void asked_requests(eldr_engine *engine, const int32_t *prompt, size_t n_
   EXPECT(eldr_request_next(request, 0, &event), ELDR_STATUS_STRUCT_SIZE);
   EXPECT(eldr_request_next(request, 0, NULL), ELDR_STATUS_NULL);
   EXPECT(eldr_request_cancel(request), ELDR_STATUS_OK);
+  const char *json = NULL;
+  EXPECT(eldr_request_explain_json(request, NULL), ELDR_STATUS_NULL);
+  EXPECT(eldr_request_explain_json(request, &json), ELDR_STATUS_OK);
+  EXPECT_TRUE(json != NULL && strstr(json, "\"reason\":\"load\"") != NULL);
   EXPECT(eldr_request_free(request), ELDR_STATUS_OK);
   EXPECT(eldr_request_next(request, 0, &event), ELDR_STATUS_HANDLE);
+  EXPECT(eldr_request_explain_json(request, &json), ELDR_STATUS_HANDLE);
 
   params.max_tokens = 0;
   EXPECT(eldr_engine_submit(engine, &params, &request), ELDR_STATUS_REQUEST);
@@ -271,6 +369,31 @@ static void asked_requests(eldr_engine *engine, const int32_t *prompt, size_t n_
   const int32_t unknown = -5;
   params = ask(&unknown, 1, 8);
   EXPECT(eldr_engine_submit(engine, &params, &request), ELDR_STATUS_REQUEST);
+
+  // Biased, with log probabilities, before others.
+  const eldr_logit_bias bias[1] = {{prompt[0], -INFINITY}};
+  params = ask(prompt, n_prompt, 3);
+  params.logit_bias = bias;
+  params.n_logit_bias = 1;
+  params.n_logprobs = 4;
+  params.is_urgent = 1;
+  EXPECT(eldr_engine_submit(engine, &params, &request), ELDR_STATUS_OK);
+  event.size = sizeof event;
+  while (eldr_request_next(request, 600000, &event) == ELDR_STATUS_OK) {
+    const bool is_token = event.kind == ELDR_EVENT_KIND_TOKEN;
+    EXPECT_TRUE(!is_token || (event.logprob <= 0 && event.n_top == 4 && event.top[0].logprob >= event.top[3].logprob));
+    EXPECT_TRUE(is_token || (isnan(event.logprob) && event.n_top == 0 && event.top == NULL));
+    EXPECT_TRUE((event.kind == ELDR_EVENT_KIND_ROUTED) == (event.decision != NULL));
+    EXPECT_TRUE(!is_token || event.token != prompt[0]);
+  }
+  EXPECT(eldr_request_free(request), ELDR_STATUS_OK);
+  params.logit_bias = NULL;
+  EXPECT(eldr_engine_submit(engine, &params, &request), ELDR_STATUS_NULL);
+  params.n_logit_bias = 0;
+  params.grammar = "not a grammar";
+  EXPECT(eldr_engine_submit(engine, &params, &request), ELDR_STATUS_OK);
+  EXPECT_TRUE(read_to_end(request, &n_tokens) == ELDR_FINISH_NONE);
+  EXPECT(eldr_request_free(request), ELDR_STATUS_OK);
 
   // A thread that waits while the request is freed under it gets the end; others get a status.
   params = ask(prompt, n_prompt, 200);
@@ -357,6 +480,21 @@ static void engine(const char *model) {
   EXPECT(eldr_engine_tokenize(engine, text, strlen(text), prompt, 64, &n_prompt), ELDR_STATUS_OK);
 
   asked_requests(engine, prompt, n_prompt);
+  uint8_t piece[64];
+  size_t n_piece = 0;
+  EXPECT(eldr_engine_token_text(engine, -1, piece, sizeof piece, NULL), ELDR_STATUS_ARGUMENT);
+  EXPECT(eldr_engine_token_text(engine, prompt[n_prompt - 1], piece, 0, &n_piece), ELDR_STATUS_BUFFER);
+  EXPECT(eldr_engine_token_text(engine, prompt[n_prompt - 1], piece, sizeof piece, &n_piece), ELDR_STATUS_OK);
+  EXPECT_TRUE(n_piece >= 1 && piece[n_piece - 1] == ':');
+  const char *policy = NULL;
+  const char *note = NULL;
+  EXPECT(eldr_engine_get_policy(engine, NULL, &note), ELDR_STATUS_NULL);
+  EXPECT(eldr_engine_get_policy(engine, &policy, &note), ELDR_STATUS_OK);
+  EXPECT_TRUE(strcmp(policy, "least_loaded") == 0 && note != NULL && strstr(note, "one decode worker") != NULL);
+  EXPECT(eldr_engine_drain_worker(engine, 0), ELDR_STATUS_ARGUMENT);
+  EXPECT(eldr_engine_drain_worker(engine, 9), ELDR_STATUS_ARGUMENT);
+  EXPECT(eldr_engine_resume_worker(engine, 0), ELDR_STATUS_OK);
+  EXPECT(eldr_engine_set_calibration(engine, NULL), ELDR_STATUS_NULL);
   const char *json = NULL;
   EXPECT(eldr_engine_stats_json(engine, &json), ELDR_STATUS_OK);
   EXPECT_TRUE(json != NULL && strstr(json, "\"policy\":\"least_loaded\"") != NULL);
@@ -375,6 +513,8 @@ int main(int argc, char **argv) {
   wrong_handles();
   nulls();
   sizes_and_values();
+  known_requests();
+  older_structs();
   many_threads();
   if (argc > 1) {
     engine(argv[1]);

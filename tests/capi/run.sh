@@ -84,6 +84,12 @@ for kind in eldr static; do
     "$work/consumer/consumer_$kind"
 done
 checked consumer "$work/consumer/consumer_eldr"
+cmake -S tests/capi/consumer -B "$work/consumer_asan" -DCMAKE_PREFIX_PATH="$router" -DCMAKE_BUILD_TYPE=Debug \
+    -DCMAKE_C_FLAGS=-fsanitize=address,undefined -DCMAKE_CXX_FLAGS=-fsanitize=address,undefined >/dev/null
+cmake --build "$work/consumer_asan" >/dev/null
+for kind in eldr static; do
+    "$work/consumer_asan/consumer_$kind"
+done
 
 step "pkg-config"
 export PKG_CONFIG_PATH=$router/lib/pkgconfig
@@ -136,6 +142,11 @@ step "examples/embed.c"
 "${c[@]}" examples/embed.c -o "$work/embed" $(linked "$engine")
 "$work/embed" "$model" | tee "$work/embed.txt"
 grep -q '32 tokens' "$work/embed.txt" || stop "embed did not write 32 tokens"
+# shellcheck disable=SC2046
+"${c[@]}" -fsanitize=address,undefined examples/embed.c -o "$work/embed_asan" $(linked "$engine")
+"$work/embed_asan" "$model" >/dev/null
+checked embed "$work/embed" "$model" >"$work/embed_checked.txt"
+tail -n 1 "$work/embed_checked.txt"
 
 step "examples/embed_tokio.rs"
 cargo run --quiet --release --locked --no-default-features --features llama,capi --example embed_tokio

@@ -1,62 +1,21 @@
 //! An engine of fake workers, and how a test in Rust calls the C library as C does.
 #![expect(unsafe_code, reason = "the functions are C's")]
 
-use std::{mem::MaybeUninit, ptr, sync::Arc};
+use std::{mem::MaybeUninit, ptr};
 
 use eldr::{
     capi::{
         EngineHandle, Event, RequestHandle, RequestParams, Status, eldr_engine_submit, eldr_request_default_params,
     },
-    engine::{Engine, EngineParts, EngineWorker, Tokenizer},
-    route::LeastLoaded,
-    schedule::{DispatchLimits, FakeModel, FakeRunner, PrefixConfig},
     types::Token,
 };
 
-pub const MODEL: FakeModel = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+#[path = "../support/fake_engine.rs"]
+pub mod fake_engine;
+
+pub use fake_engine::engine;
+
 pub const PROMPT: [Token; 4] = [5, 6, 7, 8];
-
-/// One token a byte.
-pub struct Letters;
-
-impl Tokenizer for Letters {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, String> {
-        Ok(text.bytes().map(|byte| Token::from(byte % 97)).collect())
-    }
-
-    fn piece(&self, token: Token) -> Vec<u8> {
-        vec![b' ' + u8::try_from(token % 90).unwrap()]
-    }
-
-    fn end_tokens(&self) -> &[Token] {
-        &[0]
-    }
-
-    fn n_tokens(&self) -> u32 {
-        MODEL.n_vocab
-    }
-}
-
-/// One prefill and two decode workers.
-pub fn engine() -> Engine {
-    let worker = |name: &str| EngineWorker {
-        name: name.to_owned(),
-        runner: Box::new(FakeRunner::new(MODEL, 4, 4096, Vec::new())),
-        permits: None,
-    };
-    let parts = EngineParts {
-        prefill: vec![worker("prefill 0")],
-        decode: vec![worker("decode 0"), worker("decode 1")],
-        tokenizer: Arc::new(Letters),
-        policy: Box::new(LeastLoaded),
-        calibration: None,
-        limits: DispatchLimits::default(),
-        chunk: 16,
-        n_expert: MODEL.n_expert,
-        prefix: PrefixConfig::default(),
-    };
-    Engine::start(parts).unwrap()
-}
 
 /// A request of [`PROMPT`] that goes on to its last token.
 pub fn params(max_tokens: u32) -> RequestParams {

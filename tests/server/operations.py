@@ -151,6 +151,14 @@ def keys_and_limits(work):
         assert status == 413 and json.loads(text)["error"]["message"], (status, text)
         assert server.ask("GET", "/health", **{"X-Long": "x" * (200 << 10)})[0] == 431
         assert server.ask("GET", "/health", **{f"X-{i}": "x" for i in range(100)})[0] == 431
+        deep = {"type": "string"}
+        for _ in range(100):
+            deep = {"type": "array", "items": deep}
+        for field, value in [("grammar", 'root ::= "' + "a" * (70 << 10) + '"'), ("grammar", "root ::= " + "(" * 200 + '"a"' + ")" * 200),
+                             ("json_schema", deep), ("n", 1000), ("stop", ["x"] * 17), ("stop", "x" * 2000), ("logprobs", 21),
+                             ("logit_bias", {str(i): 1 for i in range(1025)})]:
+            status, refused = server.json("POST", TEXT, {"prompt": "x", "max_tokens": 1, field: value}, **key)
+            assert status == 400 and refused["error"]["param"].startswith(field), (field, status, refused)
     (work / "keys").write_text("\n")
     code, _, err = run("serve", "--check", "--api-key-file", str(work / "keys"))
     assert code == 2 and "no key" in err, err

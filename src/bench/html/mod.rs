@@ -18,7 +18,8 @@ mod text;
 mod transforms;
 
 use crate::figures::ReportData;
-use text::escape;
+pub(super) use plot::ticks;
+pub(super) use text::escape;
 
 const STYLE: &str = include_str!("style.css");
 

@@ -31,7 +31,7 @@ impl Scale {
 }
 
 /// Round numbers from at or below `low` to at or above `high`, about `n` steps of 1, 2 or 5 times a power of ten.
-pub(super) fn ticks(low: f64, high: f64, n: usize) -> Vec<f64> {
+pub(in crate::bench) fn ticks(low: f64, high: f64, n: usize) -> Vec<f64> {
     let spread = (high - low).max(1e-9);
     let rough = spread / n.max(1) as f64;
     let power = 10f64.powf(rough.log10().floor());

@@ -3,7 +3,7 @@
 //! Never lets a label or a name become markup.
 
 /// Text for HTML and SVG, between tags or in a quoted attribute. Control characters, which HTML forbids, become U+FFFD.
-pub(super) fn escape(text: &str) -> String {
+pub(in crate::bench) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -2,10 +2,10 @@
 //!
 //! Never computes with the model.
 
-use std::{env, path::Path, thread};
+use std::{env, path::Path};
 
 use eldr::{
-    engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel, ThreadPlan},
+    engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel},
     sim::Verdict,
 };
 
@@ -38,41 +38,38 @@ pub fn config(config: &EngineConfig, devices: &[DeviceInfo], findings: &mut Find
         findings.broken(problem, "correct the setting");
     }
     let names: Vec<&str> = config.prefill.devices().chain(config.decode.devices()).flatten().collect();
-    for (at, name) in names.iter().enumerate() {
-        if find(devices, name).is_none() && !names[..at].contains(name) {
-            let known: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
-            findings.broken(format!("there is no device '{name}'"), format!("name one of {}", known.join(", ")));
-        }
+    let mut all_there = true;
+    for (_, &name) in names.iter().enumerate().filter(|(at, name)| !names[..*at].contains(name)) {
+        let found = match engine::rpc_endpoint(name) {
+            Some(endpoint) => engine::add_rpc(endpoint).map(drop).map_err(|error| error.to_string()),
+            None if devices.iter().any(|device| engine::is_device(device, name)) => Ok(()),
+            None => Err(format!("there is no device '{name}'")),
+        };
+        let Err(why) = found else { continue };
+        all_there = false;
+        let known: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+        findings.broken(why, format!("name one of {}, or start the RPC server named", known.join(", ")));
     }
-    let has_gpu = devices.iter().any(|d| d.kind != DeviceKind::Cpu && d.kind != DeviceKind::Accelerator);
-    let on_cpu = |name: Option<&str>| match name {
-        Some(name) => find(devices, name).is_some_and(|device| device.kind == DeviceKind::Cpu),
-        None => !has_gpu,
-    };
-    let n_cpu = config.prefill.devices().chain(config.decode.devices()).filter(|&name| on_cpu(name)).count();
-    let n_cores = thread::available_parallelism().map_or(1, usize::from);
-    match ThreadPlan::new(config.n_threads, n_cpu) {
-        Err(error) => findings.broken(error.to_string(), "lower --threads"),
-        Ok(plan) if plan.permits.n_at_once() < n_cpu => findings.warn(
+    if !all_there {
+        return;
+    }
+    match engine::thread_use(config) {
+        Err(error) => findings.broken(error.to_string(), "correct the workers or --threads"),
+        Ok(used) if used.n_at_once < used.n_sharing => findings.warn(
             format!(
-                "{n_cpu} CPU workers of {} threads share {n_cores} cores, so {} compute at a time and the others wait",
-                plan.n_threads,
-                plan.permits.n_at_once()
+                "{} CPU workers of {} threads share {} cores, so {} compute at a time and the others wait",
+                used.n_sharing, used.n_threads, used.n_cores, used.n_at_once
             ),
             "use fewer workers, or measure with `eldr bench --clock virtual`",
         ),
-        Ok(plan) if n_cpu > 0 => {
-            findings.ok(format!("{n_cpu} CPU workers of {} threads on {n_cores} cores", plan.n_threads));
+        Ok(used) if used.most() > 0 => {
+            let pinned =
+                if used.n_pinned > 0 { format!("{} pinned threads and ", used.n_pinned) } else { String::new() };
+            let (n, threads, cores) = (used.n_sharing, used.n_threads, used.n_cores);
+            findings.ok(format!("{pinned}{n} CPU workers of {threads} threads on {cores} cores"));
         }
         Ok(_) => {}
     }
-}
-
-/// As the engine finds devices: by name without case and colon, or by index.
-fn find<'a>(devices: &'a [DeviceInfo], name: &str) -> Option<&'a DeviceInfo> {
-    let plain = |name: &str| name.trim().replace(':', "").to_ascii_lowercase();
-    let by_name = devices.iter().find(|device| plain(&device.name) == plain(name));
-    by_name.or_else(|| devices.get(name.trim().parse::<usize>().ok()?))
 }
 
 /// Whether the file is a model, and what the configuration makes of it.
@@ -169,7 +166,7 @@ mod tests {
             total_bytes: 2,
         };
         let devices = [device(0, "CUDA0", DeviceKind::Gpu), device(1, "CPU", DeviceKind::Cpu)];
-        let index = |name: &str| find(&devices, name).map(|device| device.index);
+        let index = |name: &str| devices.iter().find(|d| engine::is_device(d, name)).map(|device| device.index);
         assert_eq!([index("cuda:0"), index("cpu"), index("1"), index("cuda:1")], [Some(0), Some(1), Some(1), None]);
         let config = EngineConfig { decode: "2@cuda:1,1@vulkan0".parse().expect("valid"), ..EngineConfig::default() };
         let mut findings = Findings::default();

@@ -4,12 +4,13 @@
 
 mod checks;
 mod findings;
+mod plan;
 mod probe;
 
 use clap::Args;
 use eldr::{
     bench::Machine,
-    engine::{self, DeviceInfo, DeviceKind, EngineConfig, WorkerList, read_calibration},
+    engine::{self, DeviceInfo, DeviceKind, EngineConfig, Topology, WorkerList, read_calibration},
     route::PolicyKind,
 };
 use serde_json::json;
@@ -28,6 +29,9 @@ pub struct DoctorArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+    /// Show what the workers would take on each device, against what is free, and the machine's processors
+    #[arg(long)]
+    plan: bool,
     /// Routing policy to check
     #[arg(long, value_name = "NAME")]
     policy: Option<PolicyKind>,
@@ -53,11 +57,20 @@ impl DoctorArgs {
         checks::environment(&mut findings);
         checks::gpus(&devices, &mut findings);
         checks::config(&config, &devices, &mut findings);
+        let mut planned = None;
         match shipped_or(self.model.model.as_ref()) {
-            Ok(path) => checks::model(&path, &config, &mut findings),
+            Ok(path) => {
+                checks::model(&path, &config, &mut findings);
+                if self.plan && !findings.0.iter().any(|finding| finding.level == Level::Broken) {
+                    planned = plan::plan(&path, &config, &mut findings);
+                }
+            }
             Err(error) => findings.warn(error.message, "name a model with -m"),
         }
-        probe::extra_bufts(&mut findings);
+        if !self.plan {
+            probe::extra_bufts(&mut findings);
+        }
+        let topology = Topology::detect();
 
         output.line(&format!("eldr {}, {}", versions.eldr, versions.llama_cpp))?;
         for line in machine_lines(&machine, &versions.system_info) {
@@ -65,6 +78,15 @@ impl DoctorArgs {
         }
         for line in columns(&devices.iter().map(device_row).collect::<Vec<_>>()) {
             output.line(&line)?;
+        }
+        for line in plan::topology_lines(&topology) {
+            output.line(&line)?;
+        }
+        if let Some(planned) = &planned {
+            for line in columns(&plan::table(planned)) {
+                output.line(&line)?;
+            }
+            output.line(&plan::threads(planned))?;
         }
         for finding in &findings.0 {
             output.line(&finding.line())?;
@@ -75,6 +97,8 @@ impl DoctorArgs {
             "versions": versions,
             "machine": machine,
             "devices": devices.iter().map(device_json).collect::<Vec<_>>(),
+            "topology": plan::topology_document(&topology),
+            "plan": planned.as_ref().map(plan::document),
             "findings": findings.0,
         }))?;
         if n_broken > 0 {

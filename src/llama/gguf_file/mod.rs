@@ -1,6 +1,28 @@
 //! What a GGUF file holds and how one is written, through llama.cpp's own `gguf_*` functions (ggml/include/gguf.h).
 //!
 //! Never loads a model, and never holds the data of more than the tensor it is working on.
+//!
+//! ```
+//! use eldr::llama::gguf_file::{Array, GgufError, GgufFile, GgufWriter, Sink, TensorInfo, TensorType, Value};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("tiny.gguf");
+//! // A file of one tensor.
+//! let mut writer = GgufWriter::new();
+//! writer.set("general.architecture", "toy")?;
+//! writer.set("toy.sizes", Value::Array(Array::U32(vec![1, 2])))?;
+//! writer.add_tensor("weights", TensorType::from_name("f32").expect("a type of ggml's"), &[4])?;
+//! writer.write(&path, |_, sink: &mut Sink| sink.put(&1f32.to_le_bytes().repeat(4)))?;
+//!
+//! let file = GgufFile::open(&path)?;
+//! let weights: &TensorInfo = file.tensor("weights").expect("it is there");
+//! assert_eq!((file.architecture().as_deref(), weights.n_bytes), (Some("toy"), 16));
+//! let missing: Result<GgufFile, GgufError> = GgufFile::open(folder.path().join("none"));
+//! assert!(missing.is_err());
+//! # Ok(())
+//! # }
+//! ```
 
 mod partial;
 mod read;

@@ -9,6 +9,18 @@ use crate::{
 };
 
 /// Why a decode worker was not drained or taken back.
+///
+/// ```
+/// use eldr::{
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, Dispatcher, MemberError},
+///     types::WorkerId,
+/// };
+///
+/// let mut dispatcher = Dispatcher::new(1, &[4, 4], Box::new(LeastLoaded), None, DispatchLimits::default());
+/// assert_eq!(dispatcher.drain_decode(WorkerId(0)), Ok(()));
+/// assert_eq!(dispatcher.drain_decode(WorkerId(1)), Err(MemberError::Last(WorkerId(1))));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemberError {

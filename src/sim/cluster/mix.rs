@@ -43,16 +43,16 @@ impl Mix {
         for &at in served {
             pools.entry(labels[at]).or_default().push(at as u32);
         }
-        let weight = |(label, pool): (&Option<&str>, &Vec<u32>)| {
+        let weight = |label: Option<&str>, n: usize| {
             let own = label.and_then(|label| scenario.mix.get(label)).copied().unwrap_or(0.0);
-            if scenario.mix.is_empty() { pool.len() as f64 } else { own }
+            if scenario.mix.is_empty() { n as f64 } else { own }
         };
-        let weights = pools.iter().map(weight).collect();
+        let weights = pools.iter().map(|(&label, pool)| weight(label, pool.len())).collect();
         let domain_of = labels.iter().map(|label| pools.keys().position(|known| known == label).unwrap_or(0)).collect();
         let n_domains = pools.len();
         let groups = scenario.prefix.map_or(0, |prefix| prefix.groups) as usize;
         Self {
-            rng: Rng::new(scenario.seed ^ 0x6d69_78),
+            rng: Rng::new(scenario.seed ^ 0x006d_6978),
             pools: pools.into_values().collect(),
             weights,
             drift: scenario.drift,
@@ -165,7 +165,9 @@ mod tests {
     /// Of how many draws at `now` the domain is the first.
     fn share(mix: &mut Mix, now: f64) -> f64 {
         let draws: Vec<u32> = (0..4000).map(|_| mix.take(now).drawing.index).collect();
-        draws.iter().for_each(|&index| mix.give_back(index));
+        for &index in &draws {
+            mix.give_back(index);
+        }
         draws.iter().filter(|&index| index % 2 == 0).count() as f64 / draws.len() as f64
     }
 

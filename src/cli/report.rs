@@ -1,0 +1,94 @@
+//! `eldr report`: tables and charts of rows that were measured before.
+//!
+//! Never measures, and never shows a number that the rows do not hold.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use eldr::{
+    bench::rows::{Rows, markdown, page, svg},
+    engine::{check_output, replace_file},
+};
+
+use super::{error::CliError, output::Output};
+
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Print one JSON document: the rows of all files
+    #[arg(long)]
+    pub json: bool,
+    /// Files of rows, from `eldr simulate -o`, `eldr bench --rows` and the growth bench
+    #[arg(value_name = "ROWS", required = true)]
+    rows: Vec<PathBuf>,
+    /// Write the tables there, as Markdown, instead of printing them
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+    /// Write a page of tables and charts there
+    #[arg(long, value_name = "OUT")]
+    html: Option<PathBuf>,
+    /// Draw the charts there
+    #[arg(long, value_name = "OUT")]
+    svg: Option<PathBuf>,
+}
+
+impl ReportArgs {
+    /// The files it writes.
+    pub fn outputs(&self) -> Vec<&Path> {
+        [&self.output, &self.html, &self.svg].into_iter().flatten().map(PathBuf::as_path).collect()
+    }
+
+    pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        let inputs: Vec<&Path> = self.rows.iter().map(PathBuf::as_path).collect();
+        for path in self.outputs() {
+            check_output(path, &inputs).map_err(CliError::usage)?;
+        }
+        let rows = self.read()?;
+        let tables = markdown(&rows);
+        if let Some(path) = &self.svg {
+            let charts = svg(&rows).ok_or_else(|| {
+                CliError::input(
+                    "there is nothing to draw: no setting has two numbers to draw a line between".to_owned(),
+                )
+            })?;
+            write(path, &charts)?;
+        }
+        if let Some(path) = &self.html {
+            write(path, &page(&rows))?;
+        }
+        match &self.output {
+            Some(path) => write(path, &tables)?,
+            None => output.text(&tables)?,
+        }
+        output.json(&rows)
+    }
+
+    /// The rows of all files, one after another; the first file's environment.
+    fn read(&self) -> Result<Rows, CliError> {
+        let mut all: Option<Rows> = None;
+        for path in &self.rows {
+            let text = fs::read_to_string(path)
+                .map_err(|error| CliError::input(format!("cannot read the rows {}: {error}", path.display())))?;
+            let rows =
+                Rows::from_json(&text).map_err(|error| CliError::input(format!("{}: {error}", path.display())))?;
+            match &mut all {
+                None => all = Some(rows),
+                Some(all) => {
+                    all.rows.extend(rows.rows);
+                    let new = rows.notes.into_iter().filter(|note| !all.notes.contains(note)).collect::<Vec<_>>();
+                    all.notes.extend(new);
+                    all.environment = all.environment.take().or(rows.environment);
+                }
+            }
+        }
+        all.ok_or_else(|| CliError::usage("no file of rows is given".to_owned()))
+    }
+}
+
+/// Writes a file whole or not at all.
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    replace_file(path, text.as_bytes())
+        .map_err(|error| CliError::failed(format!("cannot write {}: {error}", path.display())))
+}

@@ -1,0 +1,235 @@
+//! `eldr simulate`: a recording served by any number of workers under any policy, on a device's costs.
+//!
+//! Never runs a model; the same files, options and seeds give the same bytes.
+
+mod jobs;
+mod lists;
+mod sources;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use eldr::{
+    bench::rows::{ROWS_VERSION, Rows, markdown},
+    engine::{check_output, replace_file},
+    route::{ParsePolicyError, PolicyKind},
+    sim::{Placement, Scenario},
+};
+
+use self::{
+    jobs::{Job, run_all},
+    lists::Many,
+    sources::Sources,
+};
+use super::{
+    args::{TauChoice, switch},
+    error::CliError,
+    output::{Output, note},
+    progress,
+};
+
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// Print one JSON document: the rows
+    #[arg(long)]
+    pub json: bool,
+    /// The recording, from `eldr record`
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// TOML file: workers, traffic, failures; the options below outweigh it
+    #[arg(long, value_name = "FILE")]
+    scenario: Option<PathBuf>,
+    /// TOML file of what steps take, from `eldr bench --fit`
+    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    cost: Option<PathBuf>,
+    /// Estimate what steps take from a known device's public figures, for the model -m
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// GGUF model whose sizes --device is for; the shipped test model without it
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Calibration file; without it, one is fitted to half of the recording and the other half is served
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// Centroids of the calibration that is fitted; by default one a worker, but not less than eight requests to each
+    #[arg(long, value_name = "N", conflicts_with = "calibration")]
+    clusters: Option<u32>,
+    /// Policies to compare, or all
+    #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
+    policies: Policies,
+    /// Decode workers; several numbers are compared
+    #[arg(long, value_name = "N,..")]
+    workers: Option<Many<u32>>,
+    /// Sequences a decode worker holds; several numbers are compared
+    #[arg(long, value_name = "N,..")]
+    slots: Option<Many<u32>>,
+    /// Requests a second; several numbers are compared
+    #[arg(long, value_name = "R,..")]
+    rate: Option<Many<f64>>,
+    /// Requests in the system at most; several numbers are compared
+    #[arg(long, value_name = "N,..")]
+    concurrency: Option<Many<u32>>,
+    /// Widths of the locality band, or auto, the calibration's; several are compared
+    #[arg(long, value_name = "TAU,..")]
+    tau: Option<Many<TauChoice>>,
+    /// Requests of a run
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+    /// Repeats, each with a seed of its own; with 2 to 20 there are confidence intervals
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seeds: u32,
+    /// The first seed
+    #[arg(short, long, value_name = "N")]
+    seed: Option<u64>,
+    /// Let the centroids follow the traffic
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    refit: Option<bool>,
+    /// Each worker is a device of so many ranks that share each layer's experts: compare placements of experts
+    #[arg(long, value_name = "RANKS")]
+    place: Option<u32>,
+    /// Write the placement there, as JSON
+    #[arg(long, value_name = "OUT", requires = "place")]
+    placement: Option<PathBuf>,
+    /// Write the rows there, for `eldr report`
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+}
+
+/// A list of policies as given.
+#[derive(Debug, Clone)]
+struct Policies {
+    kinds: Vec<PolicyKind>,
+    all: bool,
+}
+
+fn policies(list: &str) -> Result<Policies, ParsePolicyError> {
+    Ok(Policies { kinds: PolicyKind::parse_list(list)?, all: list.trim() == "all" })
+}
+
+impl SimulateArgs {
+    /// The files it writes.
+    pub fn outputs(&self) -> Vec<&Path> {
+        self.output.as_deref().into_iter().chain(self.placement.as_deref()).collect()
+    }
+
+    pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
+        self.check()?;
+        let scenario = self.scenario()?;
+        let sources = Sources::read(self)?;
+        let mut kinds = self.policies.kinds.clone();
+        if sources.trace.requests.iter().all(|request| request.domain.is_none()) && kinds.contains(&PolicyKind::Domain)
+        {
+            let why = "the recording has no domains";
+            if !self.policies.all {
+                return Err(CliError::input(format!("policy domain goes by labels, and {why}: leave it out")));
+            }
+            note(&format!("policy domain is left out: {why}"));
+            kinds.retain(|&kind| kind != PolicyKind::Domain);
+        }
+        progress::end_on_interrupt("nothing was written; fewer --requests or --seeds end sooner");
+        let mut jobs = self.jobs(&scenario, &kinds);
+        let (setups, placement) = sources.setups(self, &jobs)?;
+        if placement.is_some() {
+            let in_order = jobs.iter().map(|job| Job { own_placement: Some(false), ..job.clone() });
+            let own = jobs.iter().map(|job| Job { own_placement: Some(true), ..job.clone() });
+            jobs = in_order.chain(own).collect();
+        }
+        let rows = run_all(&sources, &setups, &jobs, self.refit.unwrap_or(false))?;
+        let mut notes = vec![format!("Simulated. What steps take: {}.", sources.cost.source.trim_end_matches('.'))];
+        notes.extend(setups.values().filter_map(|setup| setup.note.clone()).take(1));
+        notes.extend(placement.as_ref().map(judged));
+        let rows = Rows { version: ROWS_VERSION, environment: None, notes, rows };
+        if let (Some(path), Some(placement)) = (&self.placement, &placement) {
+            let text = serde_json::to_string(placement).map_err(CliError::failed)?;
+            write(path, &(text + "\n"))?;
+        }
+        if let Some(path) = &self.output {
+            write(path, &rows.to_json())?;
+        }
+        output.text(&markdown(&rows))?;
+        output.json(&rows)
+    }
+
+    fn check(&self) -> Result<(), CliError> {
+        let at_least = |flag: &str, zero: bool| {
+            if zero { Err(CliError::usage(format!("{flag} is 0, which must be at least 1"))) } else { Ok(()) }
+        };
+        at_least("--seeds", self.seeds == 0)?;
+        at_least("--place", self.place == Some(0))?;
+        at_least("--clusters", self.clusters == Some(0))?;
+        if self.cost.is_none() && self.device.is_none() {
+            return Err(CliError::usage(
+                "what steps take is not known: measure it with `eldr bench --fit` and give the file with --cost, or \
+                 estimate it with --device"
+                    .to_owned(),
+            ));
+        }
+        let inputs = [Some(&self.trace), self.scenario.as_ref(), self.cost.as_ref(), self.calibration.as_ref()];
+        let inputs: Vec<&Path> = inputs.into_iter().flatten().map(PathBuf::as_path).collect();
+        for path in self.outputs() {
+            check_output(path, &inputs).map_err(CliError::usage)?;
+        }
+        Ok(())
+    }
+
+    fn scenario(&self) -> Result<Scenario, CliError> {
+        let mut scenario = match &self.scenario {
+            Some(path) => sources::toml::<Scenario>(path, "scenario")?,
+            None => Scenario::default(),
+        };
+        scenario.requests = self.requests.unwrap_or(scenario.requests);
+        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        Ok(scenario)
+    }
+
+    /// Every combination of what is compared.
+    fn jobs(&self, scenario: &Scenario, kinds: &[PolicyKind]) -> Vec<Job> {
+        let each = |many: &Option<Many<u32>>| many.as_ref().map_or(vec![None], Many::each);
+        let rates = self.rate.as_ref().map_or(vec![None], Many::each);
+        let taus = self.tau.as_ref().map_or(vec![None], Many::each);
+        let mut jobs = Vec::new();
+        for workers in each(&self.workers) {
+            for slots in each(&self.slots) {
+                for &rate in &rates {
+                    for concurrency in each(&self.concurrency) {
+                        let mut scenario = scenario.clone();
+                        for group in &mut scenario.decode {
+                            group.slots = slots.unwrap_or(group.slots);
+                        }
+                        if let (Some(workers), Some(first)) = (workers, scenario.decode.first().copied()) {
+                            scenario.decode = vec![eldr::sim::DecodeGroup { workers, ..first }];
+                        }
+                        scenario.rate = rate.or(scenario.rate);
+                        scenario.concurrency = concurrency.or(scenario.concurrency);
+                        for &kind in kinds {
+                            let own = if kind == PolicyKind::LocalityBand { &taus[..] } else { &[None] };
+                            for tau in own {
+                                let tau = tau.and_then(TauChoice::fixed);
+                                jobs.extend((0..u64::from(self.seeds)).map(|nth| {
+                                    let scenario = Scenario { seed: scenario.seed + nth, ..scenario.clone() };
+                                    Job { scenario, kind, tau, own_placement: None }
+                                }));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        jobs
+    }
+}
+
+fn judged(placement: &Placement) -> String {
+    let judged = placement.judged;
+    format!(
+        "Experts of the busiest of {} ranks, summed over the layers, in batches that no placement was made for: {:.1} in \
+         the order of their numbers, {:.1} in one placement for all, {:.1} in each cluster's own; {:.1} would be even.",
+        placement.n_ranks, judged.in_order, judged.shared, judged.own, judged.even
+    )
+}
+
+/// Writes a file whole or not at all.
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    replace_file(path, text.as_bytes())
+        .map_err(|error| CliError::failed(format!("cannot write {}: {error}", path.display())))
+}

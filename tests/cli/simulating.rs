@@ -1,0 +1,94 @@
+//! `simulate` and `report` on a recording of the shipped model.
+
+use std::{fs, path::PathBuf};
+
+use tempfile::TempDir;
+
+use crate::{DATA, TINY, folder, refused, run, text, write};
+
+const COST: &str =
+    "[decode]\nfixed = 9.0\nper_expert = 0.07\nper_token = 0.3\n[prefill]\nfixed = 9.0\nper_token = 0.05\n";
+
+/// A short recording and a cost.
+fn recorded(dir: &TempDir) -> (PathBuf, PathBuf) {
+    let trace = dir.path().join("task.trace");
+    let prompts = format!("{DATA}/task.calibration.jsonl");
+    run(["record", "-m", TINY, "--prompts", &prompts, "--requests", "32", "-n", "8", "-o", text(&trace)]).succeeded();
+    (trace, write(dir, "cost.toml", COST))
+}
+
+#[test]
+fn a_simulation_is_the_same_every_time_and_its_rows_can_be_reported() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let scenario =
+        write(&dir, "s.toml", "requests = 120\nrate = 40.0\n[[event]]\nat = 1.0\nworker = 1\nwhat = \"fail\"\n");
+    let rows = dir.path().join("rows.json");
+    let ask = |seed: &str| {
+        let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--scenario", text(&scenario)];
+        let more = ["--workers", "2,4", "--slots", "8", "--seeds", "2", "--seed", seed, "--json", "-o", text(&rows)];
+        run(args.into_iter().chain(more)).succeeded()
+    };
+    let first = ask("1");
+    let again = ask("1");
+    assert_eq!(first.out, again.out);
+    assert_ne!(first.out, ask("2").out);
+    let json = first.json();
+    let all = json["rows"].as_array().expect("rows");
+    // Seven policies, two pools, two seeds.
+    assert_eq!(all.len(), 28);
+    for row in all {
+        assert_eq!((&row["measured"]["finished"], &row["measured"]["lost"]), (&120.0.into(), &1.0.into()), "{row}");
+    }
+
+    let (page, charts) = (dir.path().join("r.html"), dir.path().join("r.svg"));
+    let told = run(["report", text(&rows), "--html", text(&page), "--svg", text(&charts)]).succeeded();
+    assert!(told.out.starts_with("### simulate") && told.out.contains("| locality_band |"), "{}", told.out);
+    let page = fs::read_to_string(page).expect("written");
+    assert!(page.contains("<polyline") && page.matches("<table>").count() == 1);
+    assert!(fs::read_to_string(charts).expect("written").starts_with("<svg xmlns"));
+}
+
+#[test]
+fn a_placement_is_written_and_compared() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let placement = dir.path().join("placement.json");
+    let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--workers", "2", "--requests", "60"];
+    let more = ["--policies", "locality_band", "--place", "4", "--placement", text(&placement), "--json"];
+    let json = run(args.into_iter().chain(more)).succeeded().json();
+    let experts = |at: usize| json["rows"][at]["measured"]["experts_per_step"].as_f64().expect("a number");
+    assert_eq!(
+        (&json["rows"][0]["setting"]["placement"], &json["rows"][1]["setting"]["placement"]),
+        (&"in_order".into(), &"own".into())
+    );
+    assert!(experts(1) < experts(0), "{json}");
+    let placed: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(placement).expect("written")).expect("JSON");
+    assert_eq!((placed["n_ranks"].as_u64(), placed["clusters"][0][5].as_array().map(Vec::len)), (Some(4), Some(64)));
+}
+
+#[test]
+fn what_can_not_be_simulated_is_refused_in_a_sentence() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let (trace, cost) = (text(&trace), text(&cost));
+    let scenario = |content: &str| write(&dir, "wrong.toml", content);
+    refused(&["simulate", "--trace", trace], &["eldr bench --fit", "--device"]);
+    refused(&["simulate", "--trace", trace, "--device", "abacus", "-m", TINY], &["'abacus' is not known", "h100-sxm"]);
+    for (content, wanted) in [
+        ("\nrequests = 0", &["requests is 0"][..]),
+        ("requests = 9\nrats = 3", &["wrong.toml, line 2", "rats"]),
+        ("[mix]\nlaw = 1.0", &["mix.law names a domain", "code, legal, math, medical"]),
+        ("[[event]]\nat = 1.0\nworker = 9\nwhat = \"fail\"", &["event 0 is about decode worker 9"]),
+        ("[[event]]\nat = 1.0\nwhat = \"explode\"", &["wrong.toml, line 3", "explode"]),
+    ] {
+        let file = scenario(content);
+        refused(&["simulate", "--trace", trace, "--cost", cost, "--scenario", text(&file)], wanted);
+    }
+    let no_cost = write(&dir, "no-cost.toml", COST.replace("fixed = 9.0\nper_expert", "fixed = -1.0\nper_expert"));
+    refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], &["no-cost.toml", "decode.fixed is -1 ms"]);
+    refused(&["simulate", "--trace", trace, "--cost", cost, "--place", "100"], &["--place is 100", "64 experts"]);
+    refused(&["report", trace], &["task.trace"]);
+    refused(&["report", cost], &["not rows of eldr"]);
+}
