@@ -186,15 +186,23 @@ fn a_lent_device_computes_for_others_and_is_back_after_a_crash() {
     assert_eq!(run(&place), here);
 
     // What ggml's server ends its process over ends the child, and the next one serves.
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", lent.0.id())).unwrap();
-    let inner = children.split_whitespace().next().expect("a child");
-    assert!(Command::new("kill").args(["-KILL", inner]).status().unwrap().success());
-    let again = (0..100).find_map(|_| {
+    let children = || -> Vec<String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", lent.0.id())).unwrap();
+        let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        let all: Vec<String> = tasks.map(|task| of(task.unwrap())).collect();
+        all.iter().flat_map(|pids| pids.split_whitespace().map(str::to_owned)).collect()
+    };
+    let inner = children().pop().expect("a child");
+    assert!(Command::new("kill").args(["-KILL", &inner]).status().unwrap().success());
+    let again = (0..600).find(|_| {
         std::thread::sleep(std::time::Duration::from_millis(100));
-        let now = fs::read_to_string(format!("/proc/{0}/task/{0}/children", lent.0.id())).unwrap();
-        now.split_whitespace().find(|&pid| pid != inner).map(str::to_owned)
+        children().iter().any(|pid| *pid != inner)
     });
     assert!(again.is_some(), "a new child");
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    let listens = |_: &u32| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        eldr(&["doctor", "--plan", "--json", "--decode", &place]).output().unwrap().status.success()
+    };
+    assert!((0..100).any(|at| listens(&at)), "it listens again");
     assert_eq!(run(&place), here);
 }

@@ -181,7 +181,8 @@ fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
     let endpoints = [free_endpoint(), free_endpoint()];
     let [first, second] = &endpoints;
     let mut config = config("1@cpu", &format!("1@rpc:{first},1@rpc:{second}"));
-    config.rpc_deadline = Duration::from_secs(2);
+    // Long enough for a machine that is busy with something else.
+    config.rpc_deadline = Duration::from_secs(5);
     let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
     let engine = Engine::open(Path::new(MODEL), &config).unwrap();
     let requests = requests(&engine, 3, 24);
@@ -196,17 +197,28 @@ fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
 
     servers[0] = Server::start(first);
     await_lost(&engine, false);
-    let (texts, workers) = run(&engine, requests.clone(), 0, || {});
-    assert_eq!((texts, workers), (undisturbed.clone(), vec![0, 1]), "the server restarted");
+    until_both_serve(&engine, &requests, &undisturbed);
 
     let (texts, _) = run(&engine, requests.clone(), n_tokens / 4, || servers[1].signal("STOP"));
     assert_eq!(texts, undisturbed, "one server stopped");
     await_lost(&engine, true);
     servers[1].signal("CONT");
     await_lost(&engine, false);
-    let (texts, workers) = run(&engine, requests, 0, || {});
-    assert_eq!((texts, workers), (undisturbed, vec![0, 1]), "the server went on");
-    assert_eq!(engine.stats().dispatch.n_workers_lost, 2);
+    until_both_serve(&engine, &requests, &undisturbed);
+    assert!(engine.stats().dispatch.n_workers_lost >= 2);
+}
+
+/// Runs the requests until both workers have some; on a machine that stalls, one may be lost once more meanwhile.
+fn until_both_serve(engine: &Engine, requests: &[Request], undisturbed: &[Vec<Token>]) {
+    for _ in 0..10 {
+        let (texts, workers) = run(engine, requests.to_vec(), 0, || {});
+        assert_eq!(texts, undisturbed);
+        if workers == [0, 1] {
+            return;
+        }
+        await_lost(engine, false);
+    }
+    panic!("a worker that is back gets no requests");
 }
 
 #[test]
@@ -214,7 +226,8 @@ fn four_servers_two_of_which_fail_while_idle_or_at_once() {
     let endpoints: Vec<String> = (0..4).map(|_| free_endpoint()).collect();
     let place = |endpoint: &String| format!("1@rpc:{endpoint}");
     let mut config = config(&place(&endpoints[0]), &endpoints[1..].iter().map(place).collect::<Vec<_>>().join(","));
-    config.rpc_deadline = Duration::from_secs(2);
+    // Long enough for a machine that is busy with something else.
+    config.rpc_deadline = Duration::from_secs(5);
     let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
     let engine = Engine::open(Path::new(MODEL), &config).unwrap();
     let requests = requests(&engine, 2, 16);

@@ -6,7 +6,7 @@
 use std::{
     env, io,
     net::{SocketAddr, TcpListener, TcpStream},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     thread,
     time::Duration,
 };
@@ -96,7 +96,7 @@ impl RpcServerArgs {
             .stdout(Stdio::null())
             .spawn()
             .map_err(|e| CliError::failed(format!("cannot start the server: {e}")))?;
-        let mut child = Inner(child);
+        let mut child = Inner::of(child);
         let mut waited = Duration::ZERO;
         loop {
             if let Ok(Some(status)) = child.0.try_wait() {
@@ -115,7 +115,14 @@ impl RpcServerArgs {
 }
 
 /// The child; it ends with us, whose end closes its standard input.
-struct Inner(Child);
+struct Inner(Child, #[expect(dead_code, reason = "held open; waiting for a child would close it")] Option<ChildStdin>);
+
+impl Inner {
+    fn of(mut child: Child) -> Self {
+        let stdin = child.stdin.take();
+        Self(child, stdin)
+    }
+}
 
 impl Drop for Inner {
     fn drop(&mut self) {
