@@ -103,7 +103,7 @@ fn child(what: &str, dir: &Path, limit_kib: Option<u32>) -> Child {
 #[test]
 fn in_another_process() {
     let Ok(job) = env::var(CHILD) else { return };
-    let (what, dir) = job.split_once(":").unwrap();
+    let (what, dir) = job.split_once(':').unwrap();
     let dir = Path::new(dir);
     match what {
         "write for ever" => {

@@ -325,7 +325,9 @@ fn what_is_on_a_disk_survives_the_worker_and_the_client_hears_of_it() {
     let tier = || DiskTier::open(dir.path(), vec![("model".to_owned(), "fake".to_owned())], 1 << 20).unwrap();
     let prompts: Vec<Vec<Token>> = (1..4).map(|seed| tokens(22, seed)).collect();
     let mut world = World::new(4, 1000, Reuse::Prefix, vec![]).storing(Box::new(tier()));
-    prompts.iter().for_each(|prompt| assert_eq!(world.cached(&[prompt]), [0]));
+    for prompt in &prompts {
+        assert_eq!(world.cached(&[prompt]), [0]);
+    }
     world.worker.save(&mut world.runner);
     drop(world);
     let mut world = World::new(4, 1000, Reuse::Prefix, vec![]).storing(Box::new(tier()));

@@ -420,7 +420,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 40, ..ProptestConfig::with_cases(6) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 40, ..ProptestConfig::with_cases(4) })]
     #[test]
     fn any_interleaving_on_planted_models_is_a_cold_prefill(
         ops in prop::collection::vec(op(), 30..60),

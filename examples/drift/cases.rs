@@ -190,15 +190,12 @@ impl Serving<'_> {
     fn replay(&self, contender: &Contender) -> Result<Outcome, Box<dyn Error>> {
         let Self { set, served, calibration, params, .. } = self;
         let policy = self.policy(contender)?;
-        let report = match self.refitter(contender)? {
-            Some(refitter) => {
-                let unit = Duration::from_secs_f64(STEP_MS / 1e3);
-                replay_refitting(set, served, params, policy, Arc::clone(calibration), refitter, unit)?
-            }
-            None => {
-                let calibration = contender.calibrated.then(|| Arc::clone(calibration));
-                replay(set, served, params, policy, calibration)?
-            }
+        let report = if let Some(refitter) = self.refitter(contender)? {
+            let unit = Duration::from_secs_f64(STEP_MS / 1e3);
+            replay_refitting(set, served, params, policy, Arc::clone(calibration), refitter, unit)?
+        } else {
+            let calibration = contender.calibrated.then(|| Arc::clone(calibration));
+            replay(set, served, params, policy, calibration)?
         };
         let tpot = report.tpot.ok_or("no request was measured")?;
         Ok(Outcome {
@@ -299,7 +296,9 @@ fn noise(trace: &Trace) -> Trace {
             counts.fill(0);
             for _ in 0..n_tokens {
                 pick(&mut row);
-                row.iter().for_each(|&expert| counts[usize::from(expert)] += 1);
+                for &expert in &row {
+                    counts[usize::from(expert)] += 1;
+                }
             }
         }
     }

@@ -31,11 +31,11 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
     let known = rows.iter().any(|row| row.policy == SHOWN[3]);
     let rows: Vec<&Row> = rows.iter().filter(|row| !known || SHOWN.contains(&row.policy.as_str())).collect();
     let n_scenarios = rows.windows(2).filter(|pair| pair[0].scenario != pair[1].scenario).count() + 1;
-    let height = HEAD + LINE * (rows.len() + n_scenarios) as i32 + 30;
+    let height = HEAD + LINE * i32::try_from(rows.len() + n_scenarios)? + 30;
     let root = SVGBackend::new(path, ((2 * (LEFT + WIDTH)) as u32, height as u32)).into_drawing_area();
     root.fill(&WHITE)?;
-    for (panel, name) in ["median of TPOT", "P99 of TPOT"].into_iter().enumerate() {
-        let left = panel as i32 * (LEFT + WIDTH);
+    for (panel, name) in [(0, "median of TPOT"), (1, "P99 of TPOT")] {
+        let left = panel * (LEFT + WIDTH);
         let x = |percent: f64| {
             let share = (percent.clamp(RANGE.0, RANGE.1) - RANGE.0) / (RANGE.1 - RANGE.0);
             left + LEFT + (share * f64::from(WIDTH - 30)) as i32
@@ -65,9 +65,9 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
             y += LINE;
         }
     }
-    for (nth, name) in SHOWN.iter().enumerate().filter(|_| known) {
-        let at = (LEFT + nth as i32 * 150, height - 12);
-        root.draw(&Circle::new((at.0 - 10, at.1 + 4), 4, COLOURS[nth].filled()))?;
+    for (nth, (name, colour)) in (0..).zip(SHOWN.iter().zip(COLOURS)).filter(|_| known) {
+        let at = (LEFT + nth * 150, height - 12);
+        root.draw(&Circle::new((at.0 - 10, at.1 + 4), 4, colour.filled()))?;
         root.draw(&Text::new((*name).to_owned(), at, ("sans-serif", 13)))?;
     }
     root.present()?;

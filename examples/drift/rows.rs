@@ -64,9 +64,9 @@ pub fn print(rows: &[Row]) {
     for row in rows {
         let half = |interval: &Interval| (interval.high - interval.low) / 2.0;
         let (p50, p99) = (&row.p50, &row.p99);
-        let recovery: String = row.recovery_steps.iter().map(|steps| format!("  {steps:.0} steps")).collect();
+        let recovery: Vec<String> = row.recovery_steps.iter().map(|steps| format!("  {steps:.0} steps")).collect();
         println!(
-            "  {:20} p50 {:+6.1} +-{:4.1}  p99 {:+6.1} +-{:4.1}  mean {:+6.1} +-{:4.1}  {:5.1} experts{recovery}",
+            "  {:20} p50 {:+6.1} +-{:4.1}  p99 {:+6.1} +-{:4.1}  mean {:+6.1} +-{:4.1}  {:5.1} experts{}",
             row.policy,
             p50.mean,
             half(p50),
@@ -75,6 +75,7 @@ pub fn print(rows: &[Row]) {
             row.mean.mean,
             half(&row.mean),
             row.experts_per_step,
+            recovery.concat(),
         );
     }
 }

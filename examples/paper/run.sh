@@ -14,7 +14,7 @@ setting="${1:-full}"
 model=examples/data/tiny-moe-64x4.gguf
 out="${OUT:-$TARGET/paper}"
 case "$setting" in
-    full) prompts=400 tokens=128 requests=4000 seeds=5 rates=10,15,20,25,30 pools=8,16,24 size=1GiB slots=32 fit_requests=200 ;;
+    full) prompts=400 tokens=128 requests=4000 seeds=5 rates=20,30,40,50,60 pools=8,16,24 size=1GiB slots=32 fit_requests=200 ;;
     small) prompts=64 tokens=12 requests=300 seeds=2 rates=20,40 pools=4,8 size=48MiB slots=4 fit_requests=24 ;;
     *) stop "the setting is full or small, not $setting" ;;
 esac
@@ -71,14 +71,16 @@ for workload in task language; do
         --place 4 --placement "$out/$workload.placement.json"
 done
 
+fewer=()
+[ "$setting" = full ] || fewer=(--requests "$requests")
 figure "prefix cache"
-simulate task prefix --scenario examples/paper/scenarios/prefix.toml --requests "$requests" --policies least_loaded,locality_band
+simulate task prefix --scenario examples/paper/scenarios/prefix.toml "${fewer[@]}" --policies least_loaded,locality_band
 for scenario in failure diurnal bursts unequal; do
     figure "scenario: $scenario"
-    simulate task "$scenario" --scenario "examples/paper/scenarios/$scenario.toml" --requests "$requests" --policies "$balancers,locality_band,marginal_cost"
+    simulate task "$scenario" --scenario "examples/paper/scenarios/$scenario.toml" "${fewer[@]}" --policies "$balancers,locality_band,marginal_cost"
 done
 figure "scenario: skewed"
-simulate language skewed --scenario examples/paper/scenarios/skewed.toml --requests "$requests" --policies "$balancers,locality_band,marginal_cost"
+simulate language skewed --scenario examples/paper/scenarios/skewed.toml "${fewer[@]}" --policies "$balancers,locality_band,marginal_cost"
 
 if [ "$setting" = full ]; then
     figure "overheads: a decision, a signature, the tap"

@@ -39,7 +39,7 @@ prompts=$(wc -l < "$workload")
 for workers in $pools; do
     concurrency=$((workers * per_worker))
     requests=$((concurrency * rounds))
-    prefill=$((workers * 2))
+    prefill=$((workers * 4))
     "$eldr" bench "${common[@]}" --workload "$workload" --policies round_robin,least_loaded --decode "$workers" --prefill "$prefill" \
         --slots "$slots" --concurrency "$concurrency" --requests "$requests" --temperature 0 --warmup 0.3 \
         --rows "$out/bench.$workers.json" > /dev/null

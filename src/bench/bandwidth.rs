@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn every_word_is_read_once() {
-        assert_eq!(sum(&[1; 4096]), 4096);
+        assert_eq!(sum(&vec![1; 4096]), 4096);
         assert!(of(2, 1 << 16, 2) > 0.0);
     }
 }

@@ -1,8 +1,9 @@
 mod fitting;
 mod memory;
+mod notes;
 mod prepare;
 
-use std::{fmt::Write as _, path::PathBuf, sync::Arc, time::Instant};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     bench::{
@@ -19,7 +20,7 @@ use crate::{
         RamTier, devices, threads_alone, versions,
     },
     metrics::RunSummary,
-    refit::{Reads, RefitConfig, RefitStats, Refitter},
+    refit::{RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
     schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
     types::{RequestId, WorkerId},
@@ -27,9 +28,6 @@ use crate::{
 use prepare::{file_sha256, prepare, short};
 
 pub use fitting::{BatchFit, CostFit, fit_cost};
-
-/// A mean batch below this has no company to route for.
-const FEW: f64 = 2.0;
 
 /// What to bench.
 #[derive(Debug, Clone)]
@@ -229,16 +227,6 @@ impl<'a> Bench<'a> {
         durations: Durations,
         progress: &mut dyn FnMut(usize),
     ) -> Result<VirtualOutcome, BenchError> {
-        self.run_virtual_at(picks, durations, self.params.concurrency, progress)
-    }
-
-    fn run_virtual_at(
-        &self,
-        picks: Option<&mut PickStore>,
-        durations: Durations,
-        concurrency: Option<usize>,
-        progress: &mut dyn FnMut(usize),
-    ) -> Result<VirtualOutcome, BenchError> {
         let probe = Probe::new(Instant::now(), self.stopwatch());
         let parts = self.parts(picks.is_some(), &probe)?;
         let eog = parts.tokenizer.end_tokens().to_vec();
@@ -261,7 +249,7 @@ impl<'a> Bench<'a> {
         if let Some(refitter) = self.refitter()? {
             run = run.refitting(refitter);
         }
-        run.run(&self.requests, concurrency, progress)
+        run.run(&self.requests, self.params.concurrency, progress)
     }
 
     /// Whether prompts begin with what others left behind: their prefills then differ from run to run.
@@ -346,65 +334,7 @@ impl<'a> Bench<'a> {
         let size = |f: fn(&crate::types::MoeShape) -> u32| shape.map_or(0, f);
         let path = &self.params.model;
         let inflated = self.model.is_inflated();
-        let mut notes = Vec::from_iter(traffic);
-        if self.params.clock == Clock::Virtual {
-            notes.push(
-                "Virtual clock: every step was really computed and timed alone on this machine; arrivals and hand-offs \
-                 advance on a virtual clock."
-                    .to_owned(),
-            );
-            notes.push(if self.keeps_prefixes() {
-                "Prefill steps were computed in every run, since what a worker keeps depends on what it ran before."
-                    .to_owned()
-            } else {
-                "Prefill steps were computed and timed once, first, and replayed under every policy.".to_owned()
-            });
-            if self.stopwatch() == Stopwatch::Thread {
-                notes.push(
-                    "Steps run on one CPU thread and were timed by its CPU time, which other programs on the machine do \
-                     not lengthen."
-                        .to_owned(),
-                );
-            }
-        }
-        if inflated {
-            notes.push(
-                "The model is inflated: zero rows make its experts larger, its outputs are unchanged.".to_owned(),
-            );
-        }
-        if self.keeps_prefixes() {
-            notes.extend(self.caches.iter().map(|(policy, cache)| {
-                format!(
-                    "Prefix cache, {policy}: {} of {} prompt tokens were there ({} copies, {} fallbacks).",
-                    cache.n_cached_tokens, cache.n_prompt_tokens, cache.n_copies, cache.n_fallbacks
-                )
-            }));
-        }
-        for (policy, refit) in &self.refits {
-            let mut note = format!(
-                "{policy}'s centroids followed the traffic: set anew {} times in {} checks.",
-                refit.n_swaps, refit.n_checks
-            );
-            if let Some(Reads { distinct, batch }) = refit.reads {
-                let _ = write!(note, " A step read {distinct:.1} experts a layer for {batch:.1} sequences");
-                if let Some(Reads { distinct, batch }) = refit.expected_reads {
-                    let _ = write!(note, "; {distinct:.1} for {batch:.1} were expected");
-                }
-                note.push('.');
-            }
-            if self.params.clock == Clock::Virtual {
-                note.push_str(" Fits take no time on the virtual clock: an engine runs them on a thread of their own.");
-            }
-            notes.push(note);
-        }
-        let batches: Vec<f64> = runs.iter().filter_map(|run| Some(run.batch?.mean)).collect();
-        let widest = batches.iter().copied().fold(0.0, f64::max);
-        if !batches.is_empty() && widest < FEW {
-            notes.push(format!(
-                "A decode step held {widest:.1} sequences at most on average: with so few, routing has nothing to group. \
-                 Offer more load (--concurrency, --rate) or add prefill workers."
-            ));
-        }
+        let notes = traffic.into_iter().chain(self.notes(&runs)).collect();
         Ok(BenchReport {
             version: REPORT_VERSION,
             machine: self.environment.machine.clone(),

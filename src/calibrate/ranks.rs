@@ -5,6 +5,16 @@
 use super::PlacementError;
 
 /// Each layer's experts on the ranks of one device.
+///
+/// ```
+/// use eldr::calibrate::{ExpertRanks, PlacementError};
+///
+/// // Four experts of one layer: 0 and 1 on rank 0, 2 and 3 on rank 1. A batch picked 0, 1 and 2, a bit each.
+/// let ranks = ExpertRanks::new(&[vec![0, 0, 1, 1]], 2)?;
+/// assert_eq!(ranks.busiest(&[0b0111]), 2);
+/// assert!(matches!(ExpertRanks::new(&[vec![7]], 2), Err(PlacementError::Rank { rank: 7, .. })));
+/// # Ok::<(), PlacementError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertRanks {
     n_ranks: usize,

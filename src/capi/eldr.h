@@ -4,7 +4,8 @@
 //
 // Two ways to use it. The whole engine, for a library built with llama.cpp: eldr_engine_open(), eldr_engine_submit(),
 // eldr_request_next(). Or only the router, for a program with its own llama.cpp, of any version, which eldr then neither
-// links nor calls: eldr_tap_*() or eldr_counts_add() for what a prompt picks, eldr_signature_open(), eldr_router_route().
+// links nor calls: eldr_tap_*() or eldr_counts_add() for what a prompt picks, eldr_signature_open(), eldr_router_route(); for the policy
+// `marginal_cost` eldr_router_route_request(), eldr_router_leave() and eldr_router_step().
 //
 // What every function keeps
 // - It returns an eldr_status, save the few that can not fail. From 100 on the call did nothing and eldr_last_error()
@@ -14,8 +15,20 @@
 //   Handles may be freed in any order.
 // - It unwinds nothing into C, and keeps no pointer it is given unless its comment says so.
 // - Text it gives out is eldr's: it is UTF-8, and stays as long as the comment says.
-// - A struct begins with its `size`. The _default_params functions set it; in structs to be filled the caller does. A
-//   program that was compiled with an older header works with a newer library: what it does not know stays at its default.
+// - A struct begins with its `size`. The _default_params and _init functions set it; in structs to be filled the caller
+//   does. Structs are passed by pointer: one passed by value could not grow, because caller and library must agree on
+//   how long it is.
+//
+// What stays
+// - ELDR_ABI_VERSION and the soname tell versions of this interface apart, not eldr_version(). Within one soname nothing
+//   is taken away: functions keep their arguments, statuses and other enums their numbers, structs their fields and order.
+// - What may come: functions, statuses, events, policies, names of reasons, keys of JSON objects, and fields at the end of
+//   structs, with which ELDR_ABI_VERSION grows. So let a program pass unknown statuses from 100 on as errors, and unknown
+//   events.
+// - A program works with a library whose ABI version is its own or newer: fields that it does not know stay at their
+//   defaults. An older library refuses its longer structs with ELDR_STATUS_STRUCT_SIZE. eldr_tensor_layout, eldr_logit_bias
+//   and eldr_token_logprob have no `size` and never grow.
+// - Sentences (eldr_last_error(), log lines) may change with every version: do not compare them.
 //
 // What every function asks
 // - A pointer is NULL or points to what its type and comment say, for the length of the call. Strings end in NUL and are

@@ -65,9 +65,9 @@ struct Facts<'a> {
     n_tokens: u32,
 }
 
-impl<'a> Facts<'a> {
+impl Facts<'_> {
     /// # Safety
-    /// `request` is NULL or points to a struct whose size is set, and `domain` in it is NULL or a string for `'a`.
+    /// `request` is NULL or points to a struct whose size is set, and `domain` in it is NULL or a string that stays as it is.
     unsafe fn read(router: &OpenRouter, request: *const RequestFacts) -> Result<Self, Failure> {
         // SAFETY: passed on.
         let request = unsafe { args::read(request, "request") }?;

@@ -172,7 +172,7 @@ pub unsafe extern "C" fn eldr_engine_submit(
         // SAFETY: the caller passes `n_logit_bias` of them.
         let bias = unsafe { args::values(params.logit_bias, params.n_logit_bias, "logit_bias") }?;
         let logit_bias = bias.iter().map(|bias| (bias.token, bias.bias)).collect();
-        let sampling = SamplingParams { grammar, logit_bias, ..params.sampling() };
+        let sampling = SamplingParams { logit_bias, grammar, ..params.sampling() };
         let priority = if params.is_urgent == 0 { Priority::Normal } else { Priority::High };
         let request = Request { prompt, max_tokens: params.max_tokens, sampling, domain, deadline };
         let stream = engine.0.submit_as(request, priority)?;

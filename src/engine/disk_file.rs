@@ -116,7 +116,9 @@ pub fn read(file: &mut File, fingerprint: &Fingerprint) -> Result<StoredPrefix, 
     let state = bytes(file, header.n_state_bytes)?;
     let sum = bytes(file, N_CHECKSUM)?;
     let mut checksum = Sha256::new();
-    [&fixed[..], &encoded, &token_bytes, &rows, &state].into_iter().for_each(|part| checksum.update(part));
+    for part in [&fixed[..], &encoded, &token_bytes, &rows, &state] {
+        checksum.update(part);
+    }
     if *checksum.finalize() != *sum {
         return Err(Refused::Damaged("its checksum does not fit its contents"));
     }

@@ -8,7 +8,7 @@
 //!     EngineConfig, EngineError,
 //!     engine::{
 //!         DeviceInfo, DeviceKind, ExpertBytes, InflateError, InflateReport, InflateTarget, LlamaError, LlamaRunner, LoadedModel,
-//!         ModelFacts, TapUse, Versions, devices, inflate, versions,
+//!         ModelFacts, Plan, PlannedDevice, TapUse, ThreadUse, Versions, devices, inflate, versions,
 //!     },
 //! };
 //!
@@ -19,8 +19,13 @@
 //! let gpus: Vec<DeviceInfo> = devices().into_iter().filter(|device| device.kind == DeviceKind::Gpu).collect();
 //! println!("llama.cpp {llama_cpp}, {} GPUs", gpus.len());
 //!
-//! // a model looked at before it is served,
+//! // what it would take, before anything is loaded,
 //! let config = EngineConfig::default();
+//! let Plan { devices, threads, .. } = Plan::new("model.gguf".as_ref(), &config)?;
+//! let crowded: Vec<&PlannedDevice> = devices.iter().filter(|device| !device.fits()).collect();
+//! println!("{} devices are too small; {} threads at once", crowded.len(), ThreadUse::most(&threads));
+//!
+//! // a model looked at before it is served,
 //! let model = match LoadedModel::load("model.gguf".as_ref(), &config) {
 //!     Err(EngineError::Llama(LlamaError::NotFound { .. })) => return Err("there is no model.gguf".into()),
 //!     loaded => loaded?,
@@ -80,6 +85,7 @@ mod record;
 mod recorder;
 mod refit;
 mod replace;
+mod request_check;
 mod residents;
 mod restore_rates;
 mod rpc_front;

@@ -41,11 +41,14 @@ pub enum HostExperts {
 /// All workers of one kind: a comma-separated list of [`WorkerSpec`]s.
 ///
 /// ```
-/// use eldr::engine::WorkerList;
+/// use eldr::engine::{HostExperts, Placed, WorkerList, WorkerSpec};
 ///
-/// let list: WorkerList = "2@cuda:0,1@cpu".parse()?;
-/// assert_eq!(list.n_workers(), 3);
-/// assert_eq!(list.0[1].device.as_deref(), Some("cpu"));
+/// let list: WorkerList = "2@cuda:0,1@cuda:1[cpu-moe]".parse()?;
+/// assert_eq!(list.devices().collect::<Vec<_>>(), [Some("cuda:0"), Some("cuda:0"), Some("cuda:1")]);
+/// let spec = WorkerSpec { n: 1, device: Some("cuda:1".to_owned()), experts: Some(HostExperts::All), ..WorkerSpec::default() };
+/// assert_eq!(list.0[1], spec);
+/// let last: Placed<'_> = list.placed().last().expect("three workers");
+/// assert_eq!((last.spec, last.index, last.cpus()), (&spec, 0, None));
 /// # Ok::<(), eldr::EngineError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -86,25 +86,18 @@ impl RecordSummary {
 /// use eldr::{
 ///     EngineError,
 ///     engine::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner},
-///     schedule::{FakeModel, FakeRunner, ModelRunner, RunError},
+///     schedule::{FakeModel, FakeRunner, ModelRunner, RunError, RunnerLayer},
 ///     trace::{RecordSettings, TraceHeader},
 ///     types::{MoeShape, Slot, Token},
 /// };
-/// # use eldr::{kv::ChunkCounts, schedule::{DecodeItem, RunnerInfo, SeqState, StepPicks}, types::SamplingParams};
 /// # struct Tapped(FakeModel, FakeRunner);
-/// # impl ModelRunner for Tapped {
-/// #     fn info(&self) -> &RunnerInfo { self.1.info() }
-/// #     fn open(&mut self, slot: Slot, s: &SamplingParams, g: &[Token]) -> Result<(), RunError> { self.1.open(slot, s, g) }
-/// #     fn prefill(
-/// #         &mut self, slot: Slot, tokens: &[Token], pos: u32, last: bool, counts: Option<&mut ChunkCounts>,
-/// #     ) -> Result<Option<Token>, RunError> {
-/// #         self.1.prefill(slot, tokens, pos, last, counts)
+/// # impl RunnerLayer for Tapped {
+/// #     fn inner(&self) -> &dyn ModelRunner {
+/// #         &self.1
 /// #     }
-/// #     fn decode(&mut self, b: &[DecodeItem], n: &mut Vec<Token>, p: &mut StepPicks) -> Result<(), RunError> { self.1.decode(b, n, p) }
-/// #     fn export(&mut self, slot: Slot) -> Result<SeqState, RunError> { self.1.export(slot) }
-/// #     fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> { self.1.import(slot, state) }
-/// #     fn relocate(&mut self, from: Slot, to: Slot) -> Result<(), RunError> { self.1.relocate(from, to) }
-/// #     fn close(&mut self, slot: Slot) -> Result<(), RunError> { self.1.close(slot) }
+/// #     fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+/// #         &mut self.1
+/// #     }
 /// # }
 ///
 /// // A prefill runner that can tell the picks of every token; here a toy model's.
@@ -117,7 +110,7 @@ impl RecordSummary {
 ///         last: bool,
 ///         sink: &mut dyn FnMut(PromptRows<'_>),
 ///     ) -> Result<Option<Token>, RunError> {
-///         let next = self.1.prefill(slot, tokens, pos, last, None)?;
+///         let next = ModelRunner::prefill(&mut self.1, slot, tokens, pos, last, None)?;
 ///         let experts: Vec<u32> = tokens.iter().flat_map(|&token| self.0.picks(token, 0)).collect();
 ///         sink(PromptRows { layer: 0, experts: &experts, probabilities: &[], logits: &[] });
 ///         Ok(next)

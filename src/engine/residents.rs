@@ -1,4 +1,4 @@
-//! The sequences that the decode workers hold, the experts their prompts picked, and policies that requests ask for.
+//! The sequences that the decode workers hold, the experts their prompts picked, and the policies that place them.
 //!
 //! Never waits for a worker: it is what the workers were given.
 
@@ -85,6 +85,19 @@ impl Engine {
 impl Shared {
     fn residents(&self) -> Vec<(RequestId, Resident)> {
         self.state.lock().residents.iter().map(|(&id, resident)| (id, resident.clone())).collect()
+    }
+
+    pub(super) fn policy_name(&self) -> &'static str {
+        self.state.lock().dispatcher.policy_name()
+    }
+
+    pub(super) fn policy_note(&self) -> Option<String> {
+        self.state.lock().policy_note.clone()
+    }
+
+    #[cfg(feature = "llama")]
+    pub(super) fn set_policy_note(&self, note: Option<String>) {
+        self.state.lock().policy_note = note;
     }
 
     fn lend_policy(&self, kind: PolicyKind) -> Result<(), String> {

@@ -58,7 +58,7 @@ pub(super) struct State {
     commands: Vec<Command>,
     refit: Option<Refit>,
     n_given_back: GivenBack,
-    policy_note: Option<String>,
+    pub(super) policy_note: Option<String>,
     /// For prefill workers that come back.
     pins: Vec<Arc<[Token]>>,
     next_id: u64,
@@ -450,19 +450,6 @@ impl Shared {
 
     pub(super) fn started(&self) -> Instant {
         self.started
-    }
-
-    pub(super) fn policy_name(&self) -> &'static str {
-        self.state.lock().dispatcher.policy_name()
-    }
-
-    pub(super) fn policy_note(&self) -> Option<String> {
-        self.state.lock().policy_note.clone()
-    }
-
-    #[cfg(feature = "llama")]
-    pub(super) fn set_policy_note(&self, note: Option<String>) {
-        self.state.lock().policy_note = note;
     }
 }
 

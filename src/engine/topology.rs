@@ -4,6 +4,18 @@ use crate::types::CpuSet;
 
 /// The machine's processors and memory, as Linux describes them; elsewhere one node of as many processors as the process
 /// may use.
+///
+/// ```
+/// use eldr::engine::{Layout, NumaNode, Topology};
+///
+/// let machine = Topology::detect();
+/// assert!(!machine.allowed.is_empty());
+/// for NumaNode { id, cpus, .. } in &machine.nodes {
+///     println!("node {id}: {} processors", cpus.len());
+/// }
+/// let Layout { prefill, decode, why } = machine.layout();
+/// println!("--prefill {prefill} --decode {decode}: {why}");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     /// Processors this process may use.

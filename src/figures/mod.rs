@@ -38,8 +38,8 @@
 //!
 //! // Requests of one domain read fewer distinct experts a step than a mix does.
 //! let batches: &Figure<Batches> = &data.batches;
-//! let size: &BatchSize = &batches.data().expect("a trace has steps").sizes[0];
-//! assert!(size.same < Some(size.mixed));
+//! let size: &BatchSize = &batches.data().expect("a trace has steps").sizes.iter().rfind(|size| size.same.is_some()).expect("a size");
+//! assert!(size.same.expect("domains of some size") < size.mixed);
 //! let (clusters, curve): (&Clusters, &RhoCurve) = (&data.clusters, &data.mask);
 //! let cluster: &Cluster = &clusters.clusters[0];
 //! assert!(cluster.purity == Some(1.0) && !curve.rho.is_empty());

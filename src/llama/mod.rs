@@ -11,7 +11,7 @@
 //! use eldr::{
 //!     llama::{
 //!         Backend, Batch, Context, ContextParams, CpuMoe, DecodeError, DecodeFailure, Device, DeviceKind, KvType, LlamaError, Model,
-//!         ModelParams, Sampler, TapRows,
+//!         MemoryRow, ModelParams, Sampler, TapRows,
 //!     },
 //!     types::SamplingParams,
 //! };
@@ -24,6 +24,10 @@
 //!     Model::load(&backend, "model.gguf", &ModelParams { device: Some(device), cpu_moe, ..ModelParams::default() })?;
 //! let mut context = Context::new(&model, &ContextParams { type_k: KvType::F16, n_slots: 1, ..ContextParams::default() })?;
 //! context.set_tap_layers(&[0])?;
+//!
+//! for MemoryRow { weights, kv, compute, .. } in context.footprint()? {
+//!     println!("{weights} + {kv} + {compute} bytes");
+//! }
 //!
 //! let prompt = model.tokenize("Once upon a time", true, false)?;
 //! let mut batch = Batch::new(prompt.len());

@@ -15,6 +15,37 @@ use crate::{
 ///
 /// Here and not in [`RoutePolicy`]'s defaults, because those are for policies that do not need to be told: a layer that
 /// forgot to pass a call on would silently make the policy inside blind.
+///
+/// ```
+/// use eldr::{
+///     Decision, RoutePolicy,
+///     route::{LeastLoaded, PolicyLayer, RouteError, RouteRequest, WorkerView},
+///     types::WorkerId,
+/// };
+///
+/// /// Counts the decisions of the policy inside.
+/// struct Counted(Box<dyn RoutePolicy>, u64);
+///
+/// impl PolicyLayer for Counted {
+///     fn inner(&self) -> &dyn RoutePolicy {
+///         &*self.0
+///     }
+///
+///     fn inner_mut(&mut self) -> &mut dyn RoutePolicy {
+///         &mut *self.0
+///     }
+///
+///     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+///         self.1 += 1;
+///         self.0.select(request, workers)
+///     }
+/// }
+///
+/// let mut policy = Counted(Box::new(LeastLoaded), 0);
+/// let workers = [WorkerView { id: WorkerId(0), n_slots: 1, n_inflight: 0, healthy: true }];
+/// RoutePolicy::select(&mut policy, &RouteRequest::default(), &workers).expect("room");
+/// assert_eq!((policy.name(), policy.1), ("least_loaded", 1));
+/// ```
 pub trait PolicyLayer: Send {
     /// The policy around which this one stands.
     fn inner(&self) -> &dyn RoutePolicy;

@@ -160,6 +160,26 @@ pub trait ModelRunner: Send {
 }
 
 /// Tells whether a worker's device has failed, and makes a runner on it again. Any thread may ask.
+///
+/// ```
+/// use eldr::schedule::{FakeModel, FakeRunner, ModelRunner, Recovery};
+///
+/// /// A device that is well, and makes a runner when asked.
+/// struct Well(FakeModel);
+///
+/// impl Recovery for Well {
+///     fn failure(&self) -> Option<String> {
+///         None
+///     }
+///
+///     fn revive(&self) -> Result<Box<dyn ModelRunner>, String> {
+///         Ok(Box::new(FakeRunner::new(self.0, 4, 256, Vec::new())))
+///     }
+/// }
+///
+/// let well = Well(FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 });
+/// assert_eq!(well.revive().map(|runner| runner.info().n_slots), Ok(4));
+/// ```
 pub trait Recovery: Send + Sync {
     /// Why the device can not be used any more; none while it is well. What has failed stays so.
     fn failure(&self) -> Option<String>;

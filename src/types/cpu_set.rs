@@ -3,6 +3,14 @@ use std::{fmt, str::FromStr};
 use super::shown;
 
 /// Processors by the system's numbers, as Linux writes them: `0-3,8`.
+///
+/// ```
+/// use eldr::types::CpuSet;
+///
+/// let cpus: CpuSet = "0-3,8".parse().expect("a list");
+/// assert_eq!((cpus.cpus(), cpus.len()), (&[0, 1, 2, 3, 8][..], 5));
+/// assert_eq!(cpus.without(&CpuSet::new([8])), "0-3".parse().expect("a list"));
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct CpuSet(Vec<u32>);
 

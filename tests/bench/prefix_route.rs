@@ -164,7 +164,7 @@ fn simulate(workload: &Workload, rule: Rule) -> Result {
 
 fn main() {
     println!("{N_WORKERS} prefill workers of {N_SLOTS} slots and 20,000 cached tokens; times in tokens computed");
-    for (n_systems, gap) in [(4, 700), (4, 350), (4, 250), (32, 350), (32, 250)] {
+    for (n_systems, gap) in [(4, 900), (4, 700), (4, 600), (32, 900), (32, 700)] {
         let workload = Workload::new(n_systems, 600, 4, gap, 1);
         let n_prompt: usize = workload.prompts.iter().map(|(_, prompt)| prompt.len()).sum();
         println!("\n{n_systems} system prompts, a new chat every {gap} ticks, {n_prompt} prompt tokens");

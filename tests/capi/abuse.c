@@ -485,7 +485,7 @@ static void engine(const char *model) {
   EXPECT(eldr_engine_token_text(engine, -1, piece, sizeof piece, NULL), ELDR_STATUS_ARGUMENT);
   EXPECT(eldr_engine_token_text(engine, prompt[n_prompt - 1], piece, 0, &n_piece), ELDR_STATUS_BUFFER);
   EXPECT(eldr_engine_token_text(engine, prompt[n_prompt - 1], piece, sizeof piece, &n_piece), ELDR_STATUS_OK);
-  EXPECT_TRUE(n_piece == 1 && piece[0] == ':');
+  EXPECT_TRUE(n_piece >= 1 && piece[n_piece - 1] == ':');
   const char *policy = NULL;
   const char *note = NULL;
   EXPECT(eldr_engine_get_policy(engine, NULL, &note), ELDR_STATUS_NULL);

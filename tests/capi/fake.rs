@@ -21,7 +21,11 @@ use eldr::{
     types::{SamplingParams, Token},
 };
 
-use super::world::{Letters, MODEL, PROMPT, empty_event, engine, params, submit};
+use super::world::{
+    PROMPT, empty_event, engine,
+    fake_engine::{Letters, MODEL},
+    params, submit,
+};
 
 fn next(request: *mut RequestHandle, timeout_ms: i64) -> Result<Event, Status> {
     let mut event = empty_event();

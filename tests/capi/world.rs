@@ -11,11 +11,9 @@ use eldr::{
 };
 
 #[path = "../support/fake_engine.rs"]
-mod fake_engine;
+pub mod fake_engine;
 
 pub use fake_engine::engine;
-#[cfg_attr(not(test), expect(unused_imports, reason = "the bench measures and does not look at tokens"))]
-pub use fake_engine::{Letters, MODEL};
 
 pub const PROMPT: [Token; 4] = [5, 6, 7, 8];
 

@@ -91,7 +91,9 @@ fn run(ops: &[Op], faults: Vec<Fault>, n_slots: u32, max_tokens: u64, reuse: Reu
                     Arc::get_mut(&mut handoff.job.request)?.max_tokens = 9;
                     World::decode(handoff, *tap)
                 });
-                left.into_iter().for_each(|left| world.worker.take_in(left));
+                if let Some(left) = left {
+                    world.worker.take_in(left);
+                }
             }
             Op::Pin(path) => drop(world.worker.pin(&branch(path))),
             // A prompt that is under way would have no counts.

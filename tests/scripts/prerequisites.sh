@@ -51,6 +51,7 @@ need_test_tools() {
     have curl || missing+=(curl)
     have python3 || missing+=(python3)
     have promtool || missing+=(prometheus)
+    have chromium || have google-chrome || have chromium-browser || missing+=(chromium)
     python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
     install_packages "${missing[@]}"
 }

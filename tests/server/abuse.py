@@ -29,7 +29,7 @@ GOOD = [
             "seed": 1, "stop": ["a", "b"], "logprobs": 2, "logit_bias": {"5": -1}, "stream": False}),
     (TEXT, {"prompt": [[1, 2, 3], [4]], "max_tokens": 1, "repeat_penalty": 1.1, "presence_penalty": 1, "user": "u"}),
     (TEXT, {"prompt": "x", "max_tokens": 2, "grammar": 'root ::= "a" [b-d]*', "stream": True,
-            "stream_options": {"include_usage": True}, "eldr": {"explain": True, "priority": "high", "domain": "code"}}),
+            "stream_options": {"include_usage": True}, "eldr": {"explain": True, "priority": "high", "domain": "code", "policy": "random"}}),
     (CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 3, "reasoning_format": "none"}),
     (CHAT, {"messages": HI, "max_tokens": 2, "tools": [TOOL], "tool_choice": "required"}),
     (CHAT, {"messages": HI, "max_tokens": 3, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),

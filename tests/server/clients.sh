@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs real clients against `eldr serve` with the shipped model: the official openai package for Python, LangChain, curl,
-# Prometheus' promtool, and Chromium with Playwright where it is installed.
+# Prometheus' promtool, and Chromium with Playwright.
 #   tests/server/clients.sh [PROGRAM] [PYTHON]
 # PYTHON must have the packages openai, langchain-openai and playwright; without one given, a virtual environment is made and
 # they are installed.

@@ -2,17 +2,26 @@
 //!
 //! Never simulates.
 
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use super::{Bench, BenchParams, Progress};
 use crate::{
-    bench::{BenchError, Environment, Limit, StepBytes, StepSample, least_squares},
-    engine::WorkerList,
+    bench::{
+        BenchError, BenchRequest, Clock, Environment, Limit, Probe, StepBytes, StepSample, Timeline, least_squares,
+    },
+    engine::{EngineError, N_PREFILL_PARALLEL, WorkerList},
     route::PolicyKind,
+    schedule::{DecodeWorker, Handoff, Job, PrefillWorker, WorkerEvent},
     sim::{DecodeCost, DeviceCost, HandoffCost, PrefillCost},
+    types::{MoeShape, RequestId},
 };
 
-use super::{Bench, BenchParams, Durations, PickStore, Progress, VirtualOutcome};
-
-/// Decode steps of a batch size that are wanted at least, where the workload suffices.
-const STEPS: usize = 96;
+/// Decode steps of a batch size and an order of requests.
+const STEPS: usize = 64;
+/// Requests there are for each place in a batch: those that end are followed by others.
+const ROUNDS: usize = 3;
+/// Steps of a size without which it is not shown.
+const SHOWN: usize = 16;
 
 /// A device's costs and how well they describe what was measured.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,31 +72,29 @@ impl CostFit {
 
 /// Measures steps of `params`' model, workload and workers' settings on one decode worker, and fits their costs.
 ///
-/// Batches of 1, 2, 3, 4, 6, 8, 12, .. up to the slots; half of each from requests in the workload's order and half from
-/// requests of one domain after another, so that equal batches pick other numbers of experts.
+/// Batches of 1, 2, 3, 4, 6, 8, 12, .. up to the slots, kept full; half of each from requests in the workload's order and
+/// half from requests of one domain after another, so that equal batches pick other numbers of experts.
 pub fn fit_cost(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<CostFit, BenchError> {
     let mut params = params.clone();
     params.policies = vec![PolicyKind::RoundRobin];
-    params.config.decode = WorkerList::best(1);
     params.config.policy = PolicyKind::RoundRobin;
-    params.arrivals = crate::bench::workload::Arrivals::Saturating;
+    (params.config.prefill, params.config.decode) = (WorkerList::best(1), WorkerList::best(1));
+    // Steps are computed one at a time in this thread.
+    params.clock = Clock::Virtual;
     let mut bench = Bench::open(&params)?;
     bench.measure_memory();
-    bench.prefill_all()?;
     let n_slots = bench.config.n_slots;
     let all = std::mem::take(&mut bench.requests);
     let mut by_domain = all.clone();
     by_domain.sort_by(|a, b| a.request.domain.cmp(&b.request.domain));
-    let mean_steps = all.iter().map(|r| r.request.max_tokens as usize).sum::<usize>() / all.len().max(1);
     let mut samples = Vec::new();
     let mut handoffs = (0.0, 0.0);
     for batch in sizes(n_slots) {
         for order in [&all, &by_domain] {
-            let n = (batch as usize * (1 + STEPS.div_ceil(2 * mean_steps.max(1)))).clamp(1, order.len());
-            // From the middle of the order, so that like requests are not always the same ones.
+            // From one end and the other, so that like requests are not always the same ones.
+            let n = (batch as usize * ROUNDS).min(order.len());
             let first = if batch % 2 == 0 { 0 } else { order.len() - n };
-            bench.requests = order[first..first + n].to_vec();
-            let concurrency = Some(batch as usize);
+            let requests = &order[first..first + n];
             let hear = |counting| Progress {
                 policy: PolicyKind::RoundRobin,
                 counting,
@@ -95,21 +102,69 @@ pub fn fit_cost(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Res
                 n_requests: n_slots as usize,
             };
             progress(hear(false));
-            let VirtualOutcome { mut timeline, durations, .. } =
-                bench.run_virtual_at(None, Durations::Measure(Vec::new()), concurrency, &mut |_| {})?;
+            let mut timed = bench.decode_full(batch, requests, false)?;
+            handoffs.0 += timed.handoffs_ms();
+            handoffs.1 += requests.iter().map(|request| request.request.prompt.len() as f64).sum::<f64>();
             progress(hear(true));
-            let mut picks = PickStore::default();
-            let replay = Durations::Replay(durations.into_iter());
-            let counted = bench.run_virtual_at(Some(&mut picks), replay, concurrency, &mut |_| {})?;
-            timeline.take_batches(counted.timeline);
-            handoffs.0 += timeline.handoffs_ms();
-            handoffs.1 += bench.requests.iter().map(|request| request.request.prompt.len() as f64).sum::<f64>();
-            samples.extend(timeline.step_samples());
+            timed.take_batches(bench.decode_full(batch, requests, true)?);
+            samples.extend(timed.step_samples());
         }
     }
-    let chunk = bench.model.chunk(&bench.config);
-    let chunks = bench.memo.timings(chunk);
+    let chunks = bench.memo.timings(bench.model.chunk(&bench.config));
     fitted(&bench, &samples, &chunks, handoffs.0 / f64::max(handoffs.1, 1.0))
+}
+
+impl Bench<'_> {
+    /// Decodes `requests` on one worker, `batch` at a time, until so many steps are done or fewer are left. With `tap`, the
+    /// experts are counted; the steps are the same.
+    fn decode_full(&self, batch: u32, requests: &[BenchRequest], tap: bool) -> Result<Timeline, BenchError> {
+        let probe = Probe::new(Instant::now(), self.stopwatch());
+        let mut parts = self.parts(tap, &probe)?;
+        let eog = parts.tokenizer.end_tokens().to_vec();
+        let mut prefill = self.memo.wrap(&probe, parts.prefill.swap_remove(0).runner);
+        let mut first = PrefillWorker::new(prefill.info(), parts.chunk, N_PREFILL_PARALLEL, &eog, parts.n_expert);
+        for (index, request) in requests.iter().enumerate() {
+            first.admit(Job::new(RequestId(index as u64), Arc::clone(&request.request)));
+        }
+        let (mut events, mut waiting) = (Vec::new(), VecDeque::new());
+        while !first.is_idle() {
+            first.step(prefill.as_mut(), &mut events);
+            waiting.extend(handed_on(&mut events)?);
+        }
+        let mut runner = parts.decode.swap_remove(0).runner;
+        let mut worker = DecodeWorker::new(runner.info(), parts.chunk, &eog);
+        for _ in 0..STEPS {
+            while worker.n_held() < batch as usize
+                && let Some(handoff) = waiting.pop_front()
+            {
+                worker.admit(handoff);
+            }
+            if worker.n_held() < (batch as usize).min(requests.len()) {
+                break;
+            }
+            worker.step(runner.as_mut(), &mut events);
+            handed_on(&mut events)?;
+        }
+        let mut timeline = Timeline::default();
+        timeline.saw(probe.take(), None);
+        Ok(timeline)
+    }
+}
+
+/// What a worker handed on; anything it lost is an error.
+fn handed_on(events: &mut Vec<WorkerEvent>) -> Result<Vec<Handoff>, BenchError> {
+    let mut handoffs = Vec::new();
+    for event in events.drain(..) {
+        match event {
+            WorkerEvent::Prefilled(handoff) => handoffs.push(handoff),
+            WorkerEvent::Lost { error } | WorkerEvent::Returned { error, .. } => {
+                return Err(EngineError::Run(error).into());
+            }
+            WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Left(_) | WorkerEvent::Cache(_) => {
+            }
+        }
+    }
+    Ok(handoffs)
 }
 
 fn fitted(
@@ -124,7 +179,7 @@ fn fitted(
     let prefill: Vec<([f64; 2], f64)> = chunks.iter().map(|&(n, ms)| ([1.0, f64::from(n)], ms)).collect();
     let prefill = least_squares(&prefill).ok_or(BenchError::NoSteps)?;
     let bytes = bench.step_bytes();
-    let n_layer = bench.model.moe_shape().map_or(1, crate::types::MoeShape::n_layer_moe) as f64;
+    let n_layer = bench.model.moe_shape().map_or(1, MoeShape::n_layer_moe) as f64;
     let mut sizes: Vec<u32> = samples.iter().map(|step| step.n_batch).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -133,7 +188,7 @@ fn fitted(
         let n = own.len() as f64;
         let step_ms = own.iter().map(|step| step.ms).sum::<f64>() / n;
         let bias = own.iter().map(|step| decode.of(&row(step)) / step.ms).sum::<f64>() / n - 1.0;
-        let gb_per_s = bytes.and_then(|bytes| Limit::of("", &own, &bytes, None)).map(|limit: Limit| limit.gb_per_s);
+        let gb_per_s = bytes.and_then(|bytes| Limit::of("", &own, &bytes, None)).map(|limit| limit.gb_per_s);
         BatchFit {
             batch,
             n_steps: own.len(),
@@ -144,8 +199,7 @@ fn fitted(
             gb_per_s,
         }
     };
-    // Sizes that a run only passes through say little.
-    let batches: Vec<BatchFit> = sizes.iter().map(of_size).filter(|size| size.n_steps >= STEPS / 4).collect();
+    let batches: Vec<BatchFit> = sizes.iter().map(of_size).filter(|size| size.n_steps >= SHOWN).collect();
     let [fixed, per_expert, per_token, per_kv_token] = decode.coefficients;
     let [prefill_fixed, prefill_token] = prefill.coefficients;
     let source = format!(

@@ -186,7 +186,7 @@ impl SimulateArgs {
     fn jobs(&self, scenario: &Scenario, kinds: &[PolicyKind]) -> Vec<Job> {
         let each = |many: &Option<Many<u32>>| many.as_ref().map_or(vec![None], Many::each);
         let rates = self.rate.as_ref().map_or(vec![None], Many::each);
-        let taus = self.tau.as_ref().map_or(vec![None], |many| many.each());
+        let taus = self.tau.as_ref().map_or(vec![None], Many::each);
         let mut jobs = Vec::new();
         for workers in each(&self.workers) {
             for slots in each(&self.slots) {

@@ -2,7 +2,12 @@
 //!
 //! Never simulates anything.
 
-use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fs,
+    path::Path,
+    sync::Arc,
+};
 
 use eldr::{
     calibrate::{Calibration, CalibrationInput, CalibrationParams, ExpertRanks, fit},
@@ -83,10 +88,10 @@ impl Sources {
         let mut placement = None;
         for job in jobs {
             let n_workers = job.scenario.n_workers();
-            if !setups.contains_key(&n_workers) {
+            if let Entry::Vacant(place) = setups.entry(n_workers) {
                 let (setup, placed) = self.setup(args, n_workers)?;
                 placement = placement.or(placed);
-                setups.insert(n_workers, setup);
+                place.insert(setup);
             }
         }
         Ok((setups, placement))

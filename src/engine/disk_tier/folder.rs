@@ -186,7 +186,9 @@ impl Folder {
         };
         let names: Vec<String> =
             self.entries.iter().filter(|(_, entry)| is_covered(entry)).map(|(name, _)| name.clone()).collect();
-        names.iter().for_each(|name| self.remove(name));
+        for name in names {
+            self.remove(&name);
+        }
     }
 
     pub fn path_and_tokens(&self, id: u64) -> Option<(PathBuf, Vec<Token>)> {

@@ -1,6 +1,19 @@
 use serde::{Deserialize, Serialize};
 
 /// What a device's steps take, in milliseconds: fitted by `eldr bench --fit`, estimated, or written by hand.
+///
+/// ```
+/// use eldr::sim::{DecodeCost, DeviceCost, HandoffCost, PrefillCost};
+///
+/// let cost = DeviceCost {
+///     source: "by hand".to_owned(),
+///     decode: DecodeCost { fixed: 2.0, per_expert: 0.01, per_token: 0.05, per_kv_token: 0.0 },
+///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1 },
+///     handoff: HandoffCost::default(),
+/// };
+/// assert_eq!(cost.prefill.step(10), 2.0);
+/// assert!(cost.decode.step(400, 8, 0) > cost.decode.step(300, 8, 0), "experts have to be read");
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceCost {

@@ -165,7 +165,9 @@ mod tests {
     /// Of how many draws at `now` the domain is the first.
     fn share(mix: &mut Mix, now: f64) -> f64 {
         let draws: Vec<u32> = (0..4000).map(|_| mix.take(now).drawing.index).collect();
-        draws.iter().for_each(|&index| mix.give_back(index));
+        for &index in &draws {
+            mix.give_back(index);
+        }
         draws.iter().filter(|&index| index % 2 == 0).count() as f64 / draws.len() as f64
     }
 

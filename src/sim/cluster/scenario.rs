@@ -7,6 +7,53 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// A pool, its traffic, and what goes wrong. Times are in seconds on the simulated clock.
+///
+/// ```
+/// # mod planted {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/planted_trace.rs"));
+/// # }
+///
+/// use eldr::{
+///     route::LeastLoaded,
+///     sim::{
+///         Burst, ClusterReport, DecodeCost, DecodeGroup, DeviceCost, Drift, Event, HandoffCost, Happens, Pool, PrefillCost,
+///         PrefixSharing, Preset, PresetModel, ReplaySet, Scenario, Swing, simulate,
+///     },
+/// };
+///
+/// // Two workers, of which one is lost after a second of bursts, while the mix of domains drifts.
+/// let scenario = Scenario {
+///     requests: 200,
+///     decode: vec![DecodeGroup { workers: 2, slots: 8, speed: 1.0 }],
+///     rate: Some(20.0),
+///     burst: Some(Burst { on: 2.0, off: 1.0 }),
+///     drift: Some(Drift { period: 60.0, amplitude: 0.5 }),
+///     event: vec![Event { at: 1.0, worker: 1, what: Happens::Fail, by: 1.0 }],
+///     ..Scenario::default()
+/// };
+/// let trace = planted::trace(64);
+/// let domains = ["code", "legal", "math", "medical"].map(str::to_owned);
+/// assert_eq!(scenario.problem(&domains), None);
+/// let alike = PrefixSharing { groups: 2, tokens: 8, share: 0.5, cache_tokens: 4096 };
+/// assert_eq!(Scenario { prefix: Some(alike), ..scenario.clone() }.problem(&domains), None);
+/// let both = Scenario { swing: Some(Swing { period: 60.0, amplitude: 0.5 }), ..scenario.clone() };
+/// assert!(both.problem(&domains).expect("two shapes of one rate").contains("burst and swing"));
+///
+/// // What steps take: written by hand, or estimated for a device that is known by name.
+/// let model = PresetModel { expert_bytes: 2e6, dense_bytes: 1e9, kv_bytes: 1e5, active_params: 3e9, n_layer: 4.0 };
+/// let estimated: DeviceCost = Preset::named("h200").expect("it is known").cost(&model);
+/// let cost = DeviceCost {
+///     source: "by hand".to_owned(),
+///     decode: DecodeCost { fixed: 2.0, per_expert: 0.01, per_token: 0.05, per_kv_token: 0.0 },
+///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1 },
+///     handoff: HandoffCost::default(),
+/// };
+/// assert_ne!(cost.source, estimated.source);
+/// let (set, served) = (ReplaySet::new(&trace), (0..64).collect::<Vec<_>>());
+/// let pool = Pool { trace: &trace, set: &set, served: &served, cost: &cost, calibration: None, ranks: &[] };
+/// let report: ClusterReport = simulate(pool, &scenario, Box::new(LeastLoaded), None).expect("sound");
+/// assert_eq!((report.lost, report.failed), (1, 0));
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
