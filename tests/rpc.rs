@@ -104,8 +104,33 @@ fn requests(engine: &Engine, n: usize, max_tokens: u32) -> Vec<Request> {
     PROMPTS.iter().cycle().take(n * PROMPTS.len()).enumerate().map(request).collect()
 }
 
-/// Runs requests side by side; `meanwhile` happens once so many tokens have come. Their texts, and the decode workers used.
-fn run(engine: &Engine, requests: Vec<Request>, after: usize, meanwhile: impl FnOnce()) -> (Vec<Vec<Token>>, Vec<u32>) {
+/// What a run of requests side by side gave.
+struct Outcome {
+    texts: Vec<Vec<Token>>,
+    /// The decode workers that were used.
+    workers: Vec<u32>,
+    /// By request: it was routed more than once, because a worker was lost.
+    moved: Vec<bool>,
+}
+
+impl Outcome {
+    /// Every text is whole and the undisturbed one. ggml runs a lone token of a sequence by other kernels than several
+    /// (`Backend::single_token_differs`), so what a lost worker had generated is not computed again to the last bit, and a
+    /// moved request may, rarely, go on with another token that is as likely; the others may not.
+    #[track_caller]
+    fn is_as(&self, undisturbed: &[Vec<Token>], what: &str) {
+        let mut n_differ = 0;
+        for (index, (text, want)) in self.texts.iter().zip(undisturbed).enumerate() {
+            assert_eq!((text.len(), text[0]), (want.len(), want[0]), "{what}: request {index}");
+            assert!(text == want || self.moved[index], "{what}: request {index} was not moved, and has another text");
+            n_differ += usize::from(text != want);
+        }
+        assert!(n_differ <= 2, "{what}: {n_differ} texts differ");
+    }
+}
+
+/// Runs requests side by side; `meanwhile` happens once so many tokens have come.
+fn run(engine: &Engine, requests: Vec<Request>, after: usize, meanwhile: impl FnOnce()) -> Outcome {
     let streams: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
     let n_seen = AtomicUsize::new(0);
     let read = |stream: TokenStream| {
@@ -130,11 +155,12 @@ fn run(engine: &Engine, requests: Vec<Request>, after: usize, meanwhile: impl Fn
             sleep(Duration::from_millis(2));
         }
         meanwhile();
-        let (texts, workers): (Vec<_>, Vec<_>) = readers.into_iter().map(|reader| reader.join().unwrap()).unzip();
-        let mut workers = workers.concat();
+        let (texts, routes): (Vec<_>, Vec<_>) = readers.into_iter().map(|reader| reader.join().unwrap()).unzip();
+        let moved = routes.iter().map(|route: &Vec<u32>| route.len() > 1).collect();
+        let mut workers = routes.concat();
         workers.sort_unstable();
         workers.dedup();
-        (texts, workers)
+        Outcome { texts, workers, moved }
     })
 }
 
@@ -145,7 +171,7 @@ fn serve(config: &EngineConfig) -> (Vec<Vec<Token>>, Vec<u32>, Vec<u32>) {
     let requests = requests(&engine, 1, 16);
     let counts = model.capture(config, &requests[0].prompt).unwrap().unwrap();
     let counts = counts.layers().iter().flat_map(|&layer| counts.row(layer).unwrap().to_vec()).collect();
-    let (texts, workers) = run(&engine, requests, 0, || {});
+    let Outcome { texts, workers, .. } = run(&engine, requests, 0, || {});
     (texts, workers, counts)
 }
 
@@ -187,11 +213,11 @@ fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
     let engine = Engine::open(Path::new(MODEL), &config).unwrap();
     let requests = requests(&engine, 3, 24);
     let n_tokens = requests.len() * 24;
-    let (undisturbed, workers) = run(&engine, requests.clone(), 0, || {});
+    let Outcome { texts: undisturbed, workers, .. } = run(&engine, requests.clone(), 0, || {});
     assert_eq!(workers, [0, 1], "both decode workers are used");
 
-    let (texts, _) = run(&engine, requests.clone(), n_tokens / 4, || servers[0].signal("KILL"));
-    assert_eq!(texts, undisturbed, "one server killed");
+    let killed = run(&engine, requests.clone(), n_tokens / 4, || servers[0].signal("KILL"));
+    killed.is_as(&undisturbed, "one server killed");
     await_lost(&engine, true);
     assert!(engine.stats().n_given_back.worker_lost > 0, "the lost worker had requests");
 
@@ -199,8 +225,8 @@ fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
     await_lost(&engine, false);
     until_both_serve(&engine, &requests, &undisturbed);
 
-    let (texts, _) = run(&engine, requests.clone(), n_tokens / 4, || servers[1].signal("STOP"));
-    assert_eq!(texts, undisturbed, "one server stopped");
+    let stopped = run(&engine, requests.clone(), n_tokens / 4, || servers[1].signal("STOP"));
+    stopped.is_as(&undisturbed, "one server stopped");
     await_lost(&engine, true);
     servers[1].signal("CONT");
     await_lost(&engine, false);
@@ -211,9 +237,9 @@ fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
 /// Runs the requests until both workers have some; on a machine that stalls, one may be lost once more meanwhile.
 fn until_both_serve(engine: &Engine, requests: &[Request], undisturbed: &[Vec<Token>]) {
     for _ in 0..10 {
-        let (texts, workers) = run(engine, requests.to_vec(), 0, || {});
-        assert_eq!(texts, undisturbed);
-        if workers == [0, 1] {
+        let outcome = run(engine, requests.to_vec(), 0, || {});
+        outcome.is_as(undisturbed, "a worker is back");
+        if outcome.workers == [0, 1] {
             return;
         }
         await_lost(engine, false);
@@ -231,7 +257,7 @@ fn four_servers_two_of_which_fail_while_idle_or_at_once() {
     let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
     let engine = Engine::open(Path::new(MODEL), &config).unwrap();
     let requests = requests(&engine, 2, 16);
-    let (undisturbed, _) = run(&engine, requests.clone(), 0, || {});
+    let undisturbed = run(&engine, requests.clone(), 0, || {}).texts;
 
     // Nobody computes: the watch alone finds out.
     servers[1].signal("KILL");
@@ -243,16 +269,16 @@ fn four_servers_two_of_which_fail_while_idle_or_at_once() {
         sleep(Duration::from_millis(100));
     }
     assert_eq!(engine.stats().lost, [true, true, false]);
-    let (texts, workers) = run(&engine, requests.clone(), 0, || {});
-    assert_eq!((&texts, workers), (&undisturbed, vec![2]));
+    let outcome = run(&engine, requests.clone(), 0, || {});
+    assert_eq!((outcome.texts, outcome.workers), (undisturbed.clone(), vec![2]));
 
     // The only prefill worker: requests wait for it.
-    let (texts, _) = run(&engine, requests, 5, || {
+    let outcome = run(&engine, requests, 5, || {
         servers[0].signal("KILL");
         sleep(Duration::from_millis(500));
         servers[0] = Server::start(&endpoints[0]);
     });
-    assert_eq!(texts, undisturbed, "the only prefill worker lost and back");
+    outcome.is_as(&undisturbed, "the only prefill worker lost and back");
 }
 
 #[test]

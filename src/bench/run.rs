@@ -321,12 +321,15 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// Fills in what the experts of a step weigh, and says it.
+    fn expert_traffic(&self, runs: &mut [RunSummary]) -> Option<String> {
+        let n_layer = self.model.moe_shape()?.layers.len();
+        expert_bytes(runs, self.model.facts().experts?.expert * n_layer as u64);
+        expert_note(runs, self.model.n_host_layers(&self.config), n_layer)
+    }
+
     fn report(self, mut runs: Vec<RunSummary>) -> Result<BenchReport, BenchError> {
-        let traffic = self.model.facts().experts.and_then(|experts| {
-            let shape = self.model.moe_shape()?;
-            expert_bytes(&mut runs, experts.expert * shape.layers.len() as u64);
-            expert_note(&runs, self.model.n_host_layers(&self.config), shape.layers.len())
-        });
+        let traffic = self.expert_traffic(&mut runs);
         let shape = self.model.moe_shape();
         let size = |f: fn(&crate::types::MoeShape) -> u32| shape.map_or(0, f);
         let path = &self.params.model;

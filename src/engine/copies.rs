@@ -47,14 +47,14 @@ pub(super) struct ReadyWorker {
 /// The copies of a model that the workers of a configuration share: one for each device and place of its experts.
 pub(super) struct Copies {
     path: PathBuf,
-    copies: Mutex<Vec<ModelCopy>>,
+    loaded: Mutex<Vec<ModelCopy>>,
     pub sharing: Sharing,
 }
 
 impl Copies {
     /// Loads the file once for each device and setting that `config` names.
     pub fn load(path: &Path, config: &EngineConfig, sharing: Sharing) -> Result<Self, EngineError> {
-        let copies = Self { path: path.to_owned(), copies: Mutex::default(), sharing };
+        let copies = Self { path: path.to_owned(), loaded: Mutex::default(), sharing };
         for spec in config.prefill.0.iter().chain(&config.decode.0) {
             copies.copy(&device(&copies.sharing.best, spec, config)?, spec, config, true)?;
         }
@@ -63,7 +63,7 @@ impl Copies {
 
     /// The first copy, which knows the vocabulary and the shape as every other does.
     pub fn first(&self) -> ModelCopy {
-        self.copies.lock()[0].clone()
+        self.loaded.lock()[0].clone()
     }
 
     /// The copy for a worker, loaded if it may be.
@@ -75,7 +75,7 @@ impl Copies {
         may_load: bool,
     ) -> Result<ModelCopy, EngineError> {
         let params = model_params(config, spec, device);
-        let mut copies = self.copies.lock();
+        let mut copies = self.loaded.lock();
         if let Some(copy) = copies.iter().find(|copy| copy.params == params && copy.device().failure().is_none()) {
             return Ok(copy.clone());
         }

@@ -18,7 +18,7 @@ pub(super) struct Sharing {
     /// Threads of pinned workers.
     n_pinned: u32,
     /// Workers that take turns.
-    n_sharing: usize,
+    n_turns: usize,
 }
 
 /// Threads that compute on the host.
@@ -66,14 +66,14 @@ impl Sharing {
         }
         let threads = ThreadPlan::beside(pinned.len() as u32, widest, n_sharing)?;
         let shared_cpus = if pinned.is_empty() { CpuSet::default() } else { topology.allowed.without(&pinned) };
-        Ok(Self { threads, topology, shared_cpus, on_device, best, n_pinned, n_sharing })
+        Ok(Self { threads, topology, shared_cpus, on_device, best, n_pinned, n_turns: n_sharing })
     }
 
     /// The threads of all workers together.
     pub fn thread_use(&self) -> ThreadUse {
         ThreadUse {
             n_pinned: self.n_pinned,
-            n_sharing: self.n_sharing,
+            n_sharing: self.n_turns,
             n_threads: self.threads.n_threads,
             n_at_once: self.threads.permits.n_at_once(),
             n_cores: self.topology.allowed.len(),

@@ -86,7 +86,7 @@ impl<'a> Pump<'a> {
         if command == wire::HELLO {
             return self.answer(command, want, 0);
         }
-        self.to_server(&message);
+        self.tell_server(&message);
         self.pass_back(command, want)
     }
 
@@ -136,7 +136,7 @@ impl<'a> Pump<'a> {
             let start = piece.len();
             piece.resize(start + n, 0);
             self.read_client(&mut piece[start..])?;
-            self.to_server(&piece);
+            self.tell_server(&piece);
             rest -= n as u64;
             piece.clear();
             if rest == 0 {
@@ -202,7 +202,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    fn to_server(&mut self, bytes: &[u8]) {
+    fn tell_server(&mut self, bytes: &[u8]) {
         self.with_server(|upstream| upstream.send(bytes));
     }
 
