@@ -12,14 +12,14 @@ use crate::{
 /// ```
 /// use eldr::{
 ///     engine::RamTier,
-///     schedule::{PrefixStore, SeqState, StoredPrefix},
+///     schedule::{PrefixStore, SeqState, StoredMatch, StoredPrefix},
 /// };
 ///
 /// let mut tier = RamTier::new(1 << 20);
 /// let state = SeqState { n_tokens: 3, bytes: vec![0; 96].into() };
-/// tier.put(StoredPrefix { tokens: vec![1, 2, 3], state, counts: None });
-/// let (_, n_common) = tier.longest(&[1, 2, 9]).expect("it begins alike");
-/// assert!(n_common == 2 && tier.has(&[1, 2, 3]));
+/// tier.put(StoredPrefix { tokens: vec![1, 2, 3], state, counts: None, whole: false });
+/// let found: StoredMatch = tier.find(&[1, 2, 9], &[]).expect("it begins alike");
+/// assert!(found.n_common == 2 && tier.has(&[1, 2, 3], &[]));
 /// ```
 #[derive(Clone)]
 pub struct RamTier(Arc<Mutex<Kept>>);

@@ -39,7 +39,7 @@
 //!                 assert_eq!((*id, worker, decision.worker), (RequestId(0), WorkerId(0), WorkerId(0)));
 //!                 decode.admit(handoff);
 //!             }
-//!             Command::Cancel(..) => unreachable!("nobody cancelled it"),
+//!             Command::Cancel(..) | Command::Keep(..) => unreachable!("nobody cancels it, and nothing is kept"),
 //!             Command::End(_, outcome) => break 'run outcome,
 //!         }
 //!     }
