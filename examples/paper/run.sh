@@ -58,7 +58,7 @@ all=$balancers,domain,locality_band,marginal_cost
 
 for workload in task language; do
     figure "TPOT and TTFT against rate: $workload"
-    simulate "$workload" rate --workers 8 --rate "$rates" --requests "$requests" --seeds "$seeds" --policies "$all"
+    simulate "$workload" rate --workers 8 --rate "$rates" --requests "$requests" --seeds "$seeds" --policies "$all" --clairvoyant
     figure "active experts by batch: $workload"
     simulate "$workload" batch --workers 8 --concurrency 32,64,128 --requests "$requests" --policies round_robin,locality_band
     figure "tau: $workload"

@@ -225,7 +225,15 @@ fn simulation(n_requests: usize, n_workers: usize, n_layer: usize) -> f64 {
         prefill: PrefillCost { fixed: 1.0, per_token: 0.05 },
         handoff: HandoffCost::default(),
     };
-    let pool = Pool { trace: &trace, set: &set, served: &served, cost: &cost, calibration: None, ranks: &[] };
+    let pool = Pool {
+        trace: &trace,
+        set: &set,
+        served: &served,
+        cost: &cost,
+        calibration: None,
+        ranks: &[],
+        clairvoyant: false,
+    };
     let scenario = Scenario {
         requests: n_requests as u64,
         decode: vec![DecodeGroup { workers: n_workers as u32, slots: 16, speed: 1.0 }],

@@ -64,6 +64,7 @@ impl Group {
             let mut setting = group.setting.clone();
             setting.remove("policy");
             setting.remove("tau");
+            setting.remove("clairvoyant");
             setting
         };
         self.verb == other.verb && but_policy(self) == but_policy(other)

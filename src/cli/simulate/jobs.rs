@@ -27,6 +27,8 @@ pub struct Job {
     pub tau: Option<f32>,
     /// On devices of several ranks: experts where their cluster wants them, or in order.
     pub own_placement: Option<bool>,
+    /// Told the picks of the answer.
+    pub clairvoyant: bool,
 }
 
 /// Runs all of them, as many at a time as there are cores; the rows are in the order of `jobs`.
@@ -80,6 +82,7 @@ fn run(sources: &Sources, setup: &Setup, job: &Job, refits: bool) -> Result<Row,
         cost: &sources.cost,
         calibration: calibration.filter(|_| job.kind.uses_centroids()),
         ranks,
+        clairvoyant: job.clairvoyant,
     };
     let report = simulate(pool, &job.scenario, policy, refitter)?;
     Ok(Row { verb: "simulate".to_owned(), setting: setting(job, params.tau), measured: measured(&report) })
@@ -110,6 +113,7 @@ fn setting(job: &Job, tau: f32) -> BTreeMap<String, Value> {
     }
     let placement = |own: bool| ("placement".to_owned(), json!(if own { "own" } else { "in_order" }));
     setting.extend(job.own_placement.map(placement));
+    setting.extend(job.clairvoyant.then(|| ("clairvoyant".to_owned(), json!(true))));
     setting
 }
 

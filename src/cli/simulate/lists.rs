@@ -9,9 +9,9 @@ use std::str::FromStr;
 pub struct Many<T>(Vec<T>);
 
 impl<T: Copy> Many<T> {
-    /// Each, as something that is given.
-    pub fn each(&self) -> Vec<Option<T>> {
-        self.0.iter().copied().map(Some).collect()
+    /// Each value.
+    pub fn values(&self) -> impl Iterator<Item = T> + '_ {
+        self.0.iter().copied()
     }
 }
 
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn values_are_between_commas() {
-        assert_eq!("8, 16".parse::<Many<u32>>().map(|many| many.each()), Ok(vec![Some(8), Some(16)]));
+        assert_eq!("8, 16".parse::<Many<u32>>().map(|many| many.values().collect()), Ok(vec![8, 16]));
         for wrong in ["", "8,", "a", "-1"] {
             assert!(wrong.parse::<Many<u32>>().is_err(), "{wrong}");
         }

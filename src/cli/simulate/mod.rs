@@ -84,6 +84,9 @@ pub struct SimulateArgs {
     /// Let the centroids follow the traffic
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     refit: Option<bool>,
+    /// Run the policies that go by picks once more with those of the answers, which nobody knows in time: a bound
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    clairvoyant: Option<bool>,
     /// Each worker is a device of so many ranks that share each layer's experts: compare placements of experts
     #[arg(long, value_name = "RANKS")]
     place: Option<u32>,
@@ -184,39 +187,52 @@ impl SimulateArgs {
 
     /// Every combination of what is compared.
     fn jobs(&self, scenario: &Scenario, kinds: &[PolicyKind]) -> Vec<Job> {
-        let each = |many: &Option<Many<u32>>| many.as_ref().map_or(vec![None], Many::each);
-        let rates = self.rate.as_ref().map_or(vec![None], Many::each);
-        let taus = self.tau.as_ref().map_or(vec![None], Many::each);
+        let mut scenarios = vec![scenario.clone()];
+        scenarios = vary(&scenarios, self.workers.as_ref(), |scenario, workers| {
+            scenario.decode.truncate(1);
+            scenario.decode.iter_mut().for_each(|group| group.workers = workers);
+        });
+        scenarios = vary(&scenarios, self.slots.as_ref(), |scenario, slots| {
+            scenario.decode.iter_mut().for_each(|group| group.slots = slots);
+        });
+        scenarios = vary(&scenarios, self.rate.as_ref(), |scenario, rate| scenario.rate = Some(rate));
+        scenarios = vary(&scenarios, self.concurrency.as_ref(), |scenario, n| scenario.concurrency = Some(n));
+        let each =
+            |scenario: &Scenario| -> Vec<Job> { kinds.iter().flat_map(|&kind| self.of_kind(scenario, kind)).collect() };
+        scenarios.iter().flat_map(each).collect()
+    }
+
+    /// The band in each width, what goes by picks perhaps with those of the answers, and all with each seed.
+    fn of_kind(&self, scenario: &Scenario, kind: PolicyKind) -> Vec<Job> {
+        let taus = self.tau.as_ref().filter(|_| kind == PolicyKind::LocalityBand);
+        let taus = taus.map_or(vec![None], |many| many.values().map(TauChoice::fixed).collect());
+        let knows = kind.uses_centroids() && self.clairvoyant.unwrap_or(false);
+        let seeds = 0..u64::from(self.seeds);
         let mut jobs = Vec::new();
-        for workers in each(&self.workers) {
-            for slots in each(&self.slots) {
-                for &rate in &rates {
-                    for concurrency in each(&self.concurrency) {
-                        let mut scenario = scenario.clone();
-                        for group in &mut scenario.decode {
-                            group.slots = slots.unwrap_or(group.slots);
-                        }
-                        if let (Some(workers), Some(first)) = (workers, scenario.decode.first().copied()) {
-                            scenario.decode = vec![eldr::sim::DecodeGroup { workers, ..first }];
-                        }
-                        scenario.rate = rate.or(scenario.rate);
-                        scenario.concurrency = concurrency.or(scenario.concurrency);
-                        for &kind in kinds {
-                            let own = if kind == PolicyKind::LocalityBand { &taus[..] } else { &[None] };
-                            for tau in own {
-                                let tau = tau.and_then(TauChoice::fixed);
-                                jobs.extend((0..u64::from(self.seeds)).map(|nth| {
-                                    let scenario = Scenario { seed: scenario.seed + nth, ..scenario.clone() };
-                                    Job { scenario, kind, tau, own_placement: None }
-                                }));
-                            }
-                        }
-                    }
-                }
+        for tau in taus {
+            for clairvoyant in [false, true].into_iter().take(1 + usize::from(knows)) {
+                jobs.extend(seeds.clone().map(|nth| {
+                    let scenario = Scenario { seed: scenario.seed.wrapping_add(nth), ..scenario.clone() };
+                    Job { scenario, kind, tau, own_placement: None, clairvoyant }
+                }));
             }
         }
         jobs
     }
+}
+
+/// Each scenario with each of the values, where there are any.
+fn vary<T: Copy>(scenarios: &[Scenario], values: Option<&Many<T>>, set: impl Fn(&mut Scenario, T)) -> Vec<Scenario> {
+    let Some(values) = values else { return scenarios.to_vec() };
+    let with = |scenario: &Scenario, value: T| {
+        let mut scenario = scenario.clone();
+        set(&mut scenario, value);
+        scenario
+    };
+    scenarios
+        .iter()
+        .flat_map(|scenario| values.values().map(|value| with(scenario, value)).collect::<Vec<_>>())
+        .collect()
 }
 
 fn judged(placement: &Placement) -> String {

@@ -14,7 +14,9 @@ use crate::{
 
 /// Makes prompts of tokens that tell where they come from.
 pub(super) struct Prompts<'a> {
+    trace: &'a Trace,
     set: &'a ReplaySet,
+    tells_answers: bool,
     n_prefix: u32,
     /// What each shared prefix picked.
     prefix_counts: Vec<ExpertCounts>,
@@ -22,13 +24,23 @@ pub(super) struct Prompts<'a> {
 
 impl<'a> Prompts<'a> {
     /// `source` is the recorded request whose beginning a shared prefix is; a prompt that is too short is repeated.
-    pub fn new(trace: &Trace, set: &'a ReplaySet, prefix: Option<PrefixSharing>, source: impl Fn(u32) -> u32) -> Self {
+    pub fn new(
+        trace: &'a Trace,
+        set: &'a ReplaySet,
+        prefix: Option<PrefixSharing>,
+        source: impl Fn(u32) -> u32,
+    ) -> Self {
         let (n_prefix, n_groups) = prefix.map_or((0, 0), |prefix| (prefix.tokens, prefix.groups));
         let n_block = trace.header.n_block.max(1);
         // Picks are recorded by blocks.
         let n_prefix = n_prefix.next_multiple_of(n_block);
         let counts = |group| beginning(&trace.requests[source(group) as usize], &trace.header, n_prefix / n_block);
-        Self { set, n_prefix, prefix_counts: (0..n_groups).map(counts).collect() }
+        Self { trace, set, tells_answers: false, n_prefix, prefix_counts: (0..n_groups).map(counts).collect() }
+    }
+
+    /// Tells the picks of the answers in place of the prompts'.
+    pub fn telling_answers(self) -> Self {
+        Self { tells_answers: true, ..self }
     }
 
     /// Tokens of a shared prefix: those asked for, in whole blocks of the recording.
@@ -49,8 +61,11 @@ impl<'a> Prompts<'a> {
         Arc::new(Request { prompt, max_tokens: *max_tokens, sampling, domain, deadline: *deadline })
     }
 
-    /// What its prompt picked.
+    /// What its prompt picked, or its answer will pick.
     pub fn counts(&self, index: u32, group: Option<u32>) -> ExpertCounts {
+        if self.tells_answers {
+            return self.trace.requests[index as usize].decode_counts(&self.trace.header);
+        }
         let mut counts = self.set.get(index as usize).counts.clone();
         if let Some(group) = group {
             counts.merge(&self.prefix_counts[group as usize]);
@@ -93,6 +108,8 @@ mod tests {
         let both = prompts.counts(3, Some(1));
         assert_eq!((own.n_tokens(), both.n_tokens()), (40, 120));
         assert!(own.conserves(3) && both.conserves(3));
+        let answer = Prompts::new(&trace, &set, None, |group| group).telling_answers().counts(3, None);
+        assert_eq!((answer.layers().len(), answer.n_tokens()), (4, set.n_steps(3)));
         // Domain 1 picks from the second eighth of 32 experts in 4 domains; request 3 from the last.
         let row = both.row(0).expect("usable");
         assert_eq!((row[8..16].iter().sum::<u32>(), row[24..32].iter().sum::<u32>()), (240, 120));

@@ -43,6 +43,9 @@ pub struct Pool<'a> {
     pub calibration: Option<&'a Arc<Calibration>>,
     /// Where each worker's experts are, for devices of several ranks; the workers take these in turn.
     pub ranks: &'a [Arc<ExpertRanks>],
+    /// Policies are told the picks of the answer, which nobody knows yet, in place of the prompt's: a bound for what a better
+    /// prediction could gain.
+    pub clairvoyant: bool,
 }
 
 /// Runs `scenario` over `pool` under `policy`, whose centroids `refitter` moves if there is one.
@@ -91,6 +94,7 @@ impl<'a> Run<'a> {
         let requests = pool.trace.requests.len();
         let mix = Mix::new(scenario, (0..requests).map(|at| &*pool.set.get(at).request), pool.served);
         let prompts = Prompts::new(pool.trace, pool.set, scenario.prefix, |group| mix.prefix_source(group));
+        let prompts = if pool.clairvoyant { prompts.telling_answers() } else { prompts };
         let cache_tokens = scenario.prefix.map_or(0, |prefix| prefix.cache_tokens);
         let config = PrefixConfig { max_tokens: cache_tokens, align: 1, ..PrefixConfig::default() };
         let runner = |n_slots, ranks| {
@@ -300,6 +304,7 @@ mod tests {
                 cost: &self.cost,
                 calibration: Some(&self.calibration),
                 ranks: &[],
+                clairvoyant: false,
             };
             simulate(pool, scenario, policy, None)
         }
