@@ -217,6 +217,7 @@ impl Serving<'_> {
             cost: &cost,
             calibration: Some(&self.calibration),
             ranks: &[],
+            clairvoyant: false,
         };
         let (scenario, seen) = (self.scenario(case), Arc::<Mutex<Seen>>::default());
         let inner = self.policy(contender)?;
