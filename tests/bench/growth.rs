@@ -165,7 +165,7 @@ fn ledger(n_blocks: usize) -> f64 {
     let mut ledger = Ledger::new(BLOCK, BlockName::root(["growth"]), n_blocks / 100 + 1);
     let mut prompt = Vec::new();
     for sequence in 0..n_blocks / 100 {
-        prompt = (0..100 * BLOCK).map(|_| rng.below(50_000) as i32).collect();
+        prompt = (0..100 * BLOCK).map(|_| i32::try_from(rng.below(50_000)).expect("below 50,000")).collect();
         ledger.append(sequence, &prompt);
     }
     each(|| drop(std::hint::black_box(ledger.match_prefix(&prompt))))
