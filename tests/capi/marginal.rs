@@ -218,20 +218,17 @@ fn same_decisions(handle: *mut CalibrationHandle, calibration: Option<Calibratio
         unsafe { out.as_mut_ptr().cast::<usize>().write(size_of::<Decision>()) };
         // SAFETY: whole structs.
         let status = unsafe { eldr_router_route_request(router, &raw const request, true, out.as_mut_ptr()) };
-        match built_in.route(id, &prompt) {
-            Some(decision) => {
-                assert_eq!(status, Status::Ok);
-                // SAFETY: filled, since the status is ok.
-                assert_same(unsafe { out.assume_init_ref() }, &decision);
-                running.push((id, decision.worker));
-                // SAFETY: a whole struct.
-                let again = unsafe { eldr_router_place(router, 0, &raw const request) };
-                assert_eq!(again, Status::Argument, "it is placed");
-            }
-            None => {
-                assert_eq!(status, Status::Full);
-                n_full += 1;
-            }
+        if let Some(decision) = built_in.route(id, &prompt) {
+            assert_eq!(status, Status::Ok);
+            // SAFETY: filled, since the status is ok.
+            assert_same(unsafe { out.assume_init_ref() }, &decision);
+            running.push((id, decision.worker));
+            // SAFETY: a whole struct.
+            let again = unsafe { eldr_router_place(router, 0, &raw const request) };
+            assert_eq!(again, Status::Argument, "it is placed");
+        } else {
+            assert_eq!(status, Status::Full);
+            n_full += 1;
         }
         assert_eq!((eldr_counts_free(counts), eldr_signature_free(signature)), (Status::Ok, Status::Ok));
         for worker in 0..N_WORKERS {

@@ -14,7 +14,7 @@ use eldr::{
 mod fake_engine;
 
 pub use fake_engine::engine;
-#[cfg_attr(not(test), expect(unused_imports, reason = "the bench measures and does not look at tokens"))]
+#[allow(unused_imports, reason = "the bench measures and does not look at tokens")]
 pub use fake_engine::{Letters, MODEL};
 
 pub const PROMPT: [Token; 4] = [5, 6, 7, 8];
