@@ -384,14 +384,7 @@ impl<'a> Bench<'a> {
             }
             notes.push(note);
         }
-        let batches: Vec<f64> = runs.iter().filter_map(|run| Some(run.batch?.mean)).collect();
-        let widest = batches.iter().copied().fold(0.0, f64::max);
-        if !batches.is_empty() && widest < FEW {
-            notes.push(format!(
-                "A decode step held {widest:.1} sequences at most on average: with so few, routing has nothing to group. \
-                 Offer more load (--concurrency, --rate) or add prefill workers."
-            ));
-        }
+        notes.extend(few_note(&runs));
         Ok(BenchReport {
             version: REPORT_VERSION,
             machine: self.environment.machine.clone(),
@@ -427,4 +420,16 @@ impl<'a> Bench<'a> {
             extra: serde_json::Map::new(),
         })
     }
+}
+
+/// That there is nothing to group, if so.
+fn few_note(runs: &[RunSummary]) -> Option<String> {
+    let batches: Vec<f64> = runs.iter().filter_map(|run| Some(run.batch?.mean)).collect();
+    let widest = batches.iter().copied().fold(0.0, f64::max);
+    (!batches.is_empty() && widest < FEW).then(|| {
+        format!(
+            "A decode step held {widest:.1} sequences at most on average: with so few, routing has nothing to group. Offer \
+             more load (--concurrency, --rate) or add prefill workers."
+        )
+    })
 }
