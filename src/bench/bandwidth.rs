@@ -2,11 +2,9 @@
 //!
 //! Never measures a device other than the CPU.
 
-use std::{
-    hint::black_box,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{hint::black_box, thread, time::Duration};
+
+use super::Stopwatch;
 
 /// Bytes each thread reads in a round: more than a core's caches hold.
 const BYTES: usize = 256 << 20;
@@ -25,17 +23,19 @@ fn of(n_threads: usize, bytes: usize, rounds: usize) -> f64 {
     (words.len() * 8) as f64 / best.as_secs_f64().max(1e-9) / 1e9
 }
 
+/// The time of the slowest thread, without what other programs took of its core.
 fn round(words: &[u64], n_threads: usize) -> Duration {
     let part = words.len().div_ceil(n_threads);
-    let started = Instant::now();
+    let read = |part: &[u64]| {
+        let started = Stopwatch::Thread.start();
+        black_box(sum(part));
+        started.elapsed()
+    };
     thread::scope(|scope| {
-        let others: Vec<_> = words.chunks(part).skip(1).map(|part| scope.spawn(move || sum(part))).collect();
-        black_box(words.chunks(part).next().map_or(0, sum));
-        for other in others {
-            black_box(other.join().unwrap_or(0));
-        }
-    });
-    started.elapsed()
+        let others: Vec<_> = words.chunks(part).skip(1).map(|part| scope.spawn(move || read(part))).collect();
+        let own = words.chunks(part).next().map_or(Duration::ZERO, read);
+        others.into_iter().filter_map(|other| other.join().ok()).fold(own, Duration::max)
+    })
 }
 
 /// Eight sums, so that none waits for another's addition.

@@ -299,7 +299,7 @@ fn wrong_usage_is_one_sentence_with_the_way_to_the_help() {
         ("completions tcsh", "bash"),
         ("bench", "--workload"),
         ("", "no verb given; they are run, "),
-        ("", "record, calibrate, route, bench, simulate, report, inspect, inflate, doctor, completions"),
+        ("", "record, calibrate, route, bench, simulate, report, inspect, inflate, rpc-server, doctor, completions"),
     ] {
         let ran = line(words);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{words}: {ran:?}");

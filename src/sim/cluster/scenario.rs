@@ -50,7 +50,7 @@ use serde::{Deserialize, Serialize};
 /// };
 /// assert_ne!(cost.source, estimated.source);
 /// let (set, served) = (ReplaySet::new(&trace), (0..64).collect::<Vec<_>>());
-/// let pool = Pool { trace: &trace, set: &set, served: &served, cost: &cost, calibration: None, ranks: &[] };
+/// let pool = Pool { trace: &trace, set: &set, served: &served, cost: &cost, calibration: None, ranks: &[], clairvoyant: false };
 /// let report: ClusterReport = simulate(pool, &scenario, Box::new(LeastLoaded), None).expect("sound");
 /// assert_eq!((report.lost, report.failed), (1, 0));
 /// ```
