@@ -5,7 +5,7 @@ use crate::{
     engine::{DiskTier, Permits, Tokenizer},
     refit::RefitConfig,
     route::RoutePolicy,
-    schedule::{DispatchLimits, ModelRunner, PrefixConfig},
+    schedule::{Answers, DispatchLimits, ModelRunner, PrefixConfig},
 };
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
@@ -68,6 +68,18 @@ pub struct EngineParts {
     pub n_expert: u32,
     /// What prefill workers keep of finished prompts.
     pub prefix: PrefixConfig,
+}
+
+impl EngineParts {
+    /// What decode workers tell of answers, if these go back to the prefix cache.
+    pub(crate) fn answers(&self) -> Option<Answers> {
+        let layers = &self.prefill.first()?.runner.info().tapped;
+        (self.prefix.answers && self.prefix.max_tokens > 0).then(|| Answers {
+            layers: layers.as_slice().into(),
+            n_expert: self.n_expert,
+            block: self.prefix.block,
+        })
+    }
 }
 
 /// What an engine may have besides its parts.
