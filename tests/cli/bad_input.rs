@@ -301,7 +301,7 @@ fn wrong_usage_is_one_sentence_with_the_way_to_the_help() {
         ("rpc-server --threads 0", "--threads is 0"),
         ("rpc-server --listen nowhere", "--listen"),
         ("", "no verb given; they are run, "),
-        ("", "record, calibrate, route, bench, simulate, report, inspect, inflate, doctor, completions"),
+        ("", "record, calibrate, route, bench, simulate, report, inspect, inflate, rpc-server, doctor, completions"),
     ] {
         let ran = line(words);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{words}: {ran:?}");
