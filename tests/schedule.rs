@@ -11,6 +11,7 @@ use eldr::{
         Answers, Command, DecodeStep, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Job,
         Leftover, Outcome, PrefillWorker, Priority, Source, WorkerEvent,
     },
+    signature::ExpertCounts,
     types::{FinishReason, Request, RequestId, SamplingParams, Token, Usage, WorkerId},
 };
 use proptest::prelude::*;
@@ -309,7 +310,7 @@ fn finish(request: &Request, generated: &[Token], faults: Vec<Fault>) -> (Vec<To
                 WorkerEvent::Token { token, .. } => tokens.push(token),
                 WorkerEvent::Prefilled(handoff) => {
                     assert_eq!(handoff.state.n_tokens as usize, request.prompt.len());
-                    assert_eq!(handoff.counts.as_ref().map(|counts| counts.n_tokens()), Some(handoff.state.n_tokens));
+                    assert_eq!(handoff.counts.as_ref().map(ExpertCounts::n_tokens), Some(handoff.state.n_tokens));
                     decode.admit(handoff);
                 }
                 WorkerEvent::Left(leftover) => left = Some(leftover),
