@@ -5,10 +5,12 @@
 use std::path::Path;
 
 use eldr::{
-    engine::{Engine, EngineConfig, FlashAttention, LoadedModel, RecordPrompt, WorkerList, record},
+    engine::{
+        Engine, EngineConfig, EngineWorker, FlashAttention, LoadedModel, RecordPrompt, StreamEvent, WorkerList, record,
+    },
     route::PolicyKind,
-    schedule::{DecodeItem, StepPicks},
-    types::{Request, SamplingParams, Slot, Token, WorkerId},
+    schedule::{DecodeItem, ModelRunner, RunError, RunnerLayer, StepPicks},
+    types::{Request, SamplingParams, Slot, Token, TokenLogprobs, WorkerId},
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf");
@@ -121,6 +123,67 @@ fn a_worker_that_joins_decodes_like_the_others() {
     assert_eq!(texts(), before);
 }
 
+/// Breaks after so many decode steps.
+struct Breaking {
+    runner: Box<dyn ModelRunner>,
+    n_steps_left: u32,
+}
+
+impl RunnerLayer for Breaking {
+    fn inner(&self) -> &dyn ModelRunner {
+        &*self.runner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut *self.runner
+    }
+
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        let left = self.n_steps_left.checked_sub(1);
+        self.n_steps_left = left.ok_or_else(|| RunError::Fatal("it breaks here".to_owned()))?;
+        self.runner.decode(batch, next, picks)
+    }
+}
+
+/// Each request's tokens, and how likely they and others were to the last bit.
+fn drawn(engine: &Engine) -> Vec<Vec<(Token, Option<Box<TokenLogprobs>>)>> {
+    let asked = |mut request: Request| {
+        request.sampling.n_logprobs = Some(5);
+        engine.submit(request).unwrap()
+    };
+    let streams: Vec<_> = requests(engine, 0.8).into_iter().map(asked).collect();
+    let token = |event| match event {
+        StreamEvent::Token { token, logprobs, .. } => Some((token, logprobs)),
+        StreamEvent::Failed(error) => panic!("{error}"),
+        _ => None,
+    };
+    streams.into_iter().map(|stream| stream.filter_map(token).collect()).collect()
+}
+
+/// Symptom: what a lost worker had generated was prefilled again, by other kernels, so its keys and values had other last
+/// bits, and now and then another token was drawn.
+#[test]
+fn a_request_that_lost_its_worker_goes_on_to_the_same_bits() {
+    for flash_attention in [FlashAttention::Off, FlashAttention::On] {
+        let config = EngineConfig { policy: PolicyKind::RoundRobin, flash_attention, ..config(1, 1, 8, 1) };
+        let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+        let engine = model.engine(&config).unwrap();
+        let undisturbed = drawn(&engine);
+        assert!(undisturbed.iter().all(|text| text.len() >= 10 && text.iter().all(|token| token.1.is_some())));
+        for (index, n_steps_left) in [(1, 6), (2, 11)] {
+            let worker = model.decode_worker(&config, index, None).unwrap();
+            let runner = Box::new(Breaking { runner: worker.runner, n_steps_left });
+            engine.add_decode(EngineWorker { runner, ..worker }).unwrap();
+        }
+        let moved = drawn(&engine);
+        assert_eq!(engine.stats().lost, [false, true, true]);
+        assert!(engine.stats().n_given_back.worker_lost > 2, "requests were moved");
+        for (index, (moved, want)) in moved.iter().zip(&undisturbed).enumerate() {
+            assert!(moved == want, "request {index} with flash attention {flash_attention:?}: {moved:?}, not {want:?}");
+        }
+    }
+}
+
 #[test]
 fn one_decode_step_in_three_tells_its_picks() {
     let config = config(1, 1, 4, 1);
@@ -132,7 +195,7 @@ fn one_decode_step_in_three_tells_its_picks() {
         runner.open(slot, &SamplingParams::default(), &[]).unwrap();
         let mut token = runner.prefill(slot, &prompt, 0, true, None).unwrap().unwrap();
         let steps = (0..7).map(|i| {
-            let item = DecodeItem { slot, token, pos: u32::try_from(prompt.len()).unwrap() + i };
+            let item = DecodeItem { slot, token, pos: u32::try_from(prompt.len()).unwrap() + i, draws: true };
             next.clear();
             runner.decode(&[item], &mut next, &mut picks).unwrap();
             token = next[0];

@@ -8,9 +8,10 @@ use eldr::{
     rng::Rng,
     route::LeastLoaded,
     schedule::{
-        Command, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Outcome, PrefillWorker,
-        Priority, Source, WorkerEvent,
+        Answers, Command, DecodeStep, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Job,
+        Leftover, Outcome, PrefillWorker, Priority, Source, WorkerEvent,
     },
+    signature::ExpertCounts,
     types::{FinishReason, Request, RequestId, SamplingParams, Token, Usage, WorkerId},
 };
 use proptest::prelude::*;
@@ -19,6 +20,7 @@ const MODEL: FakeModel = FakeModel { n_vocab: 23, n_layer: 3, n_expert: 8, n_exp
 const CHUNK: u32 = 8;
 
 struct World {
+    replays: bool,
     dispatcher: Dispatcher,
     prefill: Vec<(PrefillWorker, FakeRunner)>,
     decode: Vec<(DecodeWorker, FakeRunner)>,
@@ -28,17 +30,18 @@ struct World {
 }
 
 impl World {
-    fn new(n_prefill: usize, slots: &[u32], faults: &[(Source, Fault)], limits: DispatchLimits) -> Self {
+    fn new(replays: bool, n_prefill: usize, slots: &[u32], faults: &[(Source, Fault)], limits: DispatchLimits) -> Self {
         let faults_of = |source: Source| faults.iter().filter(|f| f.0 == source).map(|f| f.1.clone()).collect();
         let prefill = (0..n_prefill).map(|i| {
-            let runner = FakeRunner::new(MODEL, 4, 64, faults_of(Source::Prefill(WorkerId(i as u32))));
+            let runner = runner(replays, 4, faults_of(Source::Prefill(WorkerId(i as u32))));
             (PrefillWorker::new(runner_info(&runner), CHUNK, 2, &[0], MODEL.n_expert), runner)
         });
         let decode = slots.iter().enumerate().map(|(i, &n)| {
-            let runner = FakeRunner::new(MODEL, n, 64, faults_of(Source::Decode(WorkerId(i as u32))));
+            let runner = runner(replays, n, faults_of(Source::Decode(WorkerId(i as u32))));
             (DecodeWorker::new(runner_info(&runner), CHUNK, &[0]), runner)
         });
         Self {
+            replays,
             dispatcher: Dispatcher::new(n_prefill, slots, Box::new(LeastLoaded), None, limits),
             prefill: prefill.collect(),
             decode: decode.collect(),
@@ -95,7 +98,7 @@ impl World {
             0 => drop(self.dispatcher.drain_decode(worker)),
             1 => drop(self.dispatcher.resume_decode(worker, &mut self.commands)),
             _ => {
-                let runner = FakeRunner::new(MODEL, n_slots, 64, Vec::new());
+                let runner = runner(self.replays, n_slots, Vec::new());
                 self.decode.push((DecodeWorker::new(runner_info(&runner), CHUNK, &[0]), runner));
                 let id = self.dispatcher.add_decode(n_slots);
                 assert_eq!(id.index() + 1, self.decode.len());
@@ -133,6 +136,12 @@ impl World {
     }
 }
 
+/// With `replays`, a runner whose text tells how each token was computed.
+fn runner(replays: bool, n_slots: u32, faults: Vec<Fault>) -> FakeRunner {
+    let runner = FakeRunner::new(MODEL, n_slots, 64, faults);
+    if replays { runner.path_dependent(true) } else { runner }
+}
+
 fn runner_info(runner: &FakeRunner) -> &eldr::schedule::RunnerInfo {
     use eldr::schedule::ModelRunner as _;
     runner.info()
@@ -150,9 +159,10 @@ fn request(rng: &mut Rng) -> Request {
 }
 
 /// What the request's stream must be: the model's text, cut where the slot is full.
-fn expected(request: &Request) -> Vec<Token> {
+fn expected(request: &Request, replays: bool) -> Vec<Token> {
     let room = 64 + 1 - request.prompt.len() as u32;
-    MODEL.complete(&request.prompt, &request.sampling, request.max_tokens.min(room))
+    let complete = if replays { FakeModel::complete_by_path } else { FakeModel::complete };
+    complete(&MODEL, &request.prompt, &request.sampling, request.max_tokens.min(room))
 }
 
 fn fault(kind: usize, at: u64) -> Fault {
@@ -171,6 +181,7 @@ proptest! {
     #[test]
     fn every_request_ends_once_with_the_undisturbed_text(
         seed in any::<u64>(),
+        replays in any::<bool>(),
         n_prefill in 1usize..3,
         slots in prop::collection::vec(1u32..5, 1..4),
         faults in prop::collection::vec((0usize..6, 0u64..30, 0u32..4), 0..5),
@@ -185,7 +196,7 @@ proptest! {
                 [(Source::Decode(WorkerId(worker)), fault.clone()), (Source::Prefill(WorkerId(worker)), fault)]
             })
             .collect();
-        let mut world = World::new(n_prefill, &slots, &faults, DispatchLimits { max_queue: 64, ..Default::default() });
+        let mut world = World::new(replays, n_prefill, &slots, &faults, DispatchLimits { max_queue: 64, ..Default::default() });
         let mut rng = Rng::new(seed);
         let mut requests = BTreeMap::new();
         for id in 0..n_requests {
@@ -205,7 +216,7 @@ proptest! {
         world.drain();
         prop_assert_eq!(world.ends.len(), requests.len());
         for (id, request) in &requests {
-            let (got, want) = (&world.tokens[id], expected(request));
+            let (got, want) = (&world.tokens[id], expected(request, replays));
             match &world.ends[id] {
                 Outcome::Finished(FinishReason::Stop | FinishReason::Length, usage) => {
                     prop_assert_eq!(got, &want);
@@ -229,7 +240,7 @@ proptest! {
 #[test]
 fn a_lost_decode_worker_costs_no_token() {
     let faults = [(Source::Decode(WorkerId(0)), Fault::DecodeFatal(5))];
-    let mut world = World::new(1, &[4, 4], &faults, DispatchLimits::default());
+    let mut world = World::new(false, 1, &[4, 4], &faults, DispatchLimits::default());
     let mut rng = Rng::new(1);
     let requests: Vec<Request> = (0..12).map(|_| request(&mut rng)).collect();
     for (id, request) in requests.iter().enumerate() {
@@ -237,16 +248,110 @@ fn a_lost_decode_worker_costs_no_token() {
     }
     world.drain();
     for (id, request) in requests.iter().enumerate() {
-        assert_eq!(world.tokens[&RequestId(id as u64)], expected(request));
+        assert_eq!(world.tokens[&RequestId(id as u64)], expected(request, false));
     }
     assert_eq!(world.dispatcher.stats().n_workers_lost, 1);
     assert!(world.dispatcher.stats().n_retried > 0);
 }
 
+/// The texts of requests that lose two of three workers.
+fn texts_of_losses(requests: &[Request], runner: impl Fn(u32, Vec<Fault>) -> FakeRunner) -> Vec<Vec<Token>> {
+    let mut world = World::new(false, 1, &[4; 3], &[], DispatchLimits::default());
+    world.prefill[0].1 = runner(4, Vec::new());
+    for (place, fault) in
+        world.decode.iter_mut().zip([Fault::DecodeFatal(5), Fault::DecodeFatal(9), Fault::DecodeRestored(3)])
+    {
+        let runner = runner(4, vec![fault]);
+        *place = (DecodeWorker::new(runner_info(&runner), CHUNK, &[0]), runner);
+    }
+    world.prefill[0].0 = PrefillWorker::new(runner_info(&world.prefill[0].1), CHUNK, 2, &[0], MODEL.n_expert);
+    for (id, request) in requests.iter().enumerate() {
+        assert!(world.submit(id as u64, request.clone()));
+    }
+    world.drain();
+    assert_eq!(world.dispatcher.stats().n_workers_lost, 2);
+    world.tokens.into_values().collect()
+}
+
+#[test]
+fn what_was_drawn_is_decoded_again_where_prefill_leaves_other_bits() {
+    let mut rng = Rng::new(5);
+    let long = |request: Request| {
+        let sampling = SamplingParams { ignore_eos: true, ..request.sampling };
+        Request { max_tokens: 20, sampling, ..request }
+    };
+    let requests: Vec<Request> = (0..12).map(|_| long(request(&mut rng))).collect();
+    let undisturbed: Vec<Vec<Token>> = requests.iter().map(|request| expected(request, true)).collect();
+    let texts =
+        |replays| texts_of_losses(&requests, |n, faults| FakeRunner::new(MODEL, n, 64, faults).path_dependent(replays));
+    assert_eq!(texts(true), undisturbed);
+    assert_ne!(texts(false), undisturbed, "the fake model must tell the two apart");
+}
+
+/// A request that has drawn `generated`, from its prefill to its end: the tokens it draws, its steps, what it leaves.
+fn finish(request: &Request, generated: &[Token], faults: Vec<Fault>) -> (Vec<Token>, Vec<DecodeStep>, Leftover) {
+    let mut job = Job::new(RequestId(7), Arc::new(request.clone()));
+    job.generated = generated.to_vec();
+    let (mut prefiller, mut decoder) = (runner(true, 4, Vec::new()), runner(true, 4, faults));
+    let mut prefill = PrefillWorker::new(runner_info(&prefiller), CHUNK, 2, &[0], MODEL.n_expert);
+    let answers = Answers { layers: [0, 1, 2].into(), n_expert: MODEL.n_expert, block: 4 };
+    let mut decode = DecodeWorker::new(runner_info(&decoder), CHUNK, &[0]).returning(Some(answers));
+    let (mut tokens, mut steps, mut left) = (Vec::new(), Vec::new(), None);
+    prefill.admit(job);
+    loop {
+        let mut events = Vec::new();
+        if prefill.is_idle() {
+            steps.push(decode.step(&mut decoder, &mut events).clone());
+        } else {
+            prefill.step(&mut prefiller, &mut events);
+        }
+        for event in events {
+            match event {
+                WorkerEvent::Token { token, .. } => tokens.push(token),
+                WorkerEvent::Prefilled(handoff) => {
+                    assert_eq!(handoff.state.n_tokens as usize, request.prompt.len());
+                    assert_eq!(handoff.counts.as_ref().map(ExpertCounts::n_tokens), Some(handoff.state.n_tokens));
+                    decode.admit(handoff);
+                }
+                WorkerEvent::Left(leftover) => left = Some(leftover),
+                WorkerEvent::Finished { usage, .. } => {
+                    assert_eq!(usage.completion_tokens, request.max_tokens);
+                    return (tokens, steps, left.expect("an answer of several blocks"));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_replay_draws_nothing_and_leaves_what_an_undisturbed_request_leaves() {
+    let sampling = SamplingParams { seed: 3, ignore_eos: true, ..SamplingParams::default() };
+    let prompt = (1..=21).collect();
+    let request = Request { prompt, max_tokens: 15, sampling, domain: None, deadline: None };
+    let (text, undisturbed, left) = finish(&request, &[], Vec::new());
+    assert_eq!(text, expected(&request, true));
+    assert!(left.counts.is_some() && undisturbed.iter().all(|step| step.n_replayed == 0));
+    for (n, faults) in [(1, vec![]), (2, vec![]), (6, vec![]), (14, vec![]), (6, vec![Fault::ImportRestored(0)])] {
+        let broken = !faults.is_empty();
+        let (rest, steps, moved) = finish(&request, &text[..n], faults);
+        assert_eq!(rest, text[n..], "{n} drawn");
+        assert_eq!((moved.tokens, moved.state, moved.n_base), (left.tokens.clone(), left.state.clone(), left.n_base));
+        assert_eq!(moved.counts, left.counts, "{n} drawn");
+        let ran: Vec<&DecodeStep> = steps.iter().filter(|step| !step.requests.is_empty()).collect();
+        assert_eq!(ran.len(), undisturbed.len(), "{n} drawn");
+        for (at, (step, was)) in ran.iter().zip(&undisturbed).enumerate() {
+            assert_eq!((&step.requests, &step.at, &step.picks), (&was.requests, &was.at, &was.picks));
+            assert_eq!((step.at[0] as usize, step.n_replayed), (at, u32::from(at + 1 < n)));
+        }
+        assert_eq!(steps.len() > ran.len(), broken, "a chunk a step where the hand-off failed");
+    }
+}
+
 #[test]
 fn when_the_last_decode_worker_is_lost_every_request_is_told() {
     let faults = [(Source::Decode(WorkerId(0)), Fault::DecodeFatal(2))];
-    let mut world = World::new(1, &[2], &faults, DispatchLimits::default());
+    let mut world = World::new(false, 1, &[2], &faults, DispatchLimits::default());
     let mut rng = Rng::new(2);
     for id in 0..6 {
         let long = Request { max_tokens: 20, ..request(&mut rng) };
@@ -261,7 +366,7 @@ fn when_the_last_decode_worker_is_lost_every_request_is_told() {
 #[test]
 fn a_full_queue_refuses_and_loses_nothing() {
     let limits = DispatchLimits { max_queue: 2, max_prefill: 1, max_handoffs: 0, ..DispatchLimits::default() };
-    let mut world = World::new(1, &[1], &[], limits);
+    let mut world = World::new(false, 1, &[1], &[], limits);
     let mut rng = Rng::new(3);
     let accepted: Vec<bool> = (0..6).map(|id| world.submit(id, request(&mut rng))).collect();
     assert_eq!(accepted, [true, true, true, false, false, false]);
@@ -271,7 +376,7 @@ fn a_full_queue_refuses_and_loses_nothing() {
 
 #[test]
 fn a_deadline_ends_a_request_wherever_it_is() {
-    let mut world = World::new(1, &[1], &[], DispatchLimits::default());
+    let mut world = World::new(false, 1, &[1], &[], DispatchLimits::default());
     let mut rng = Rng::new(4);
     for id in 0..5 {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };

@@ -1,6 +1,6 @@
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeMap, BinaryHeap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -30,7 +30,6 @@ pub struct VirtualRun<'a> {
     timeline: Timeline,
     durations: Durations,
     /// Decode steps each request has had.
-    n_steps: HashMap<RequestId, u32>,
     picks: Option<&'a mut PickStore>,
     refitter: Option<Refitter>,
 }
@@ -98,7 +97,6 @@ impl<'a> VirtualRun<'a> {
             n_happenings: 0,
             timeline: Timeline::default(),
             durations,
-            n_steps: HashMap::new(),
             picks,
             refitter: None,
         }
@@ -259,15 +257,13 @@ impl<'a> VirtualRun<'a> {
                 let took = start.elapsed();
                 let alone = step.n_decoded_alone();
                 let mut members = Vec::with_capacity(step.requests.len());
-                for (item, &id) in step.requests.iter().enumerate() {
-                    let n = self.n_steps.entry(id).or_default();
-                    members.push((id, *n));
+                for (item, member) in step.requests.iter().copied().zip(step.at.iter().copied()).enumerate() {
+                    members.push(member);
                     if let Some(store) = self.picks.as_deref_mut()
                         && !step.picks.is_empty()
                     {
-                        store.insert((id, *n), &step.picks, item);
+                        store.insert(member, &step.picks, item);
                     }
-                    *n += 1;
                 }
                 let worker = WorkerId(index as u32);
                 let done = self.started(Source::Decode(worker), alone, events, took)?;

@@ -78,6 +78,7 @@ impl LlamaRunner {
                 (true, 0) => Reuse::Prefix,
                 (true, _) => Reuse::Window,
             },
+            replays: exact,
             fingerprint: StateFingerprint(context.fingerprint()),
         };
         let n_sequences = params.n_slots as usize;
@@ -273,8 +274,7 @@ impl LlamaRunner {
         next.clear();
         for (row, item) in batch.iter().enumerate() {
             self.n_tokens[item.slot.index()] += 1;
-            let token = self.sample(item.slot, first + row)?;
-            next.push(token);
+            next.push(if item.draws { self.sample(item.slot, first + row)? } else { item.token });
         }
         self.dismiss(companion)
     }

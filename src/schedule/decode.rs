@@ -17,6 +17,7 @@ const MAX_STEP_RETRIES: u32 = 2;
 pub struct DecodeWorker {
     chunk: u32,
     contiguous: bool,
+    replays: bool,
     eog: Vec<Token>,
     slots: Vec<Option<Resident>>,
     incoming: VecDeque<Handoff>,
@@ -43,14 +44,18 @@ pub struct Answers {
 /// What one step did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DecodeStep {
-    /// The requests that got a token, in slot order.
+    /// The requests that ran a token, in slot order.
     pub requests: Vec<RequestId>,
+    /// How many tokens each had run before it, its prompt's not counted.
+    pub at: Vec<u32>,
     /// The experts they picked, if the runner taps decode steps.
     pub picks: StepPicks,
     /// Sequences taken in.
     pub n_imported: u32,
     /// Hand-offs that did not arrive whole and are prefilled again on this worker.
     pub n_refilled: u32,
+    /// Of the requests, those that ran a token again that they had drawn on a lost worker, and got none.
+    pub n_replayed: u32,
     /// Sequences moved to keep the batch in neighbouring slots.
     pub n_relocated: u32,
 }
@@ -59,7 +64,7 @@ impl DecodeStep {
     /// The sequences of a step that decoded and did nothing else, no counting either, so that its time tells about decoding;
     /// nothing of others.
     pub fn n_decoded_alone(&self) -> Option<u32> {
-        let n_other = self.n_imported + self.n_refilled + self.n_relocated;
+        let n_other = self.n_imported + self.n_refilled + self.n_replayed + self.n_relocated;
         (n_other == 0 && !self.requests.is_empty() && self.picks.is_empty()).then_some(self.requests.len() as u32)
     }
 }
@@ -67,7 +72,8 @@ impl DecodeStep {
 #[derive(Debug)]
 struct Resident {
     job: Job,
-    /// Tokens in the slot. A sequence whose hand-off failed is filled up chunk by chunk before it decodes.
+    /// Tokens in the slot. A sequence whose hand-off failed is filled up chunk by chunk before it decodes; one that lost
+    /// its worker may have to decode again what it had drawn.
     n_filled: u32,
     /// Tokens that were prefilled.
     n_base: u32,
@@ -76,9 +82,14 @@ struct Resident {
 }
 
 impl Resident {
-    /// All but the last drawn token must be in the slot before that one can run.
+    /// All but the last drawn token are in the slot.
     fn is_ready(&self) -> bool {
         self.n_filled + 1 == self.job.n_tokens()
+    }
+
+    /// Tokens that are prefilled here if they are missing: all but the last drawn one, or the prompt's alone.
+    fn n_prefill(&self, replays: bool) -> u32 {
+        if replays { self.job.request.prompt.len() as u32 } else { self.job.n_tokens() - 1 }
     }
 }
 
@@ -114,6 +125,7 @@ impl DecodeWorker {
         Self {
             chunk,
             contiguous: info.contiguous_slots,
+            replays: info.replays,
             eog: eog.to_vec(),
             slots: (0..info.n_slots).map(|_| None).collect(),
             incoming: VecDeque::new(),
@@ -157,12 +169,15 @@ impl DecodeWorker {
         self.n_held() == 0 && self.cancelled.is_empty()
     }
 
-    /// Runs one token of every resident sequence. A lost worker gives back what still reaches it.
+    /// Runs one token of every resident sequence that is filled up; one that lost its worker runs what it had drawn again,
+    /// token by token, if the runner replays. A lost worker gives back what still reaches it.
     pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> &DecodeStep {
         self.step.requests.clear();
+        self.step.at.clear();
         self.step.picks.clear();
         self.step.n_imported = 0;
         self.step.n_refilled = 0;
+        self.step.n_replayed = 0;
         self.step.n_relocated = 0;
         if self.lost {
             self.lose(LOST, events);
@@ -210,10 +225,10 @@ impl DecodeWorker {
         self.batch.clear();
         for (index, resident) in self.slots.iter().enumerate() {
             if let Some(resident) = resident
-                && resident.is_ready()
+                && resident.n_filled >= resident.n_prefill(self.replays)
             {
-                let pos = resident.n_filled;
-                self.batch.push(DecodeItem { slot: Slot(index as u32), token: resident.job.token(pos), pos });
+                let (pos, draws) = (resident.n_filled, resident.is_ready());
+                self.batch.push(DecodeItem { slot: Slot(index as u32), token: resident.job.token(pos), pos, draws });
             }
         }
     }
@@ -226,10 +241,15 @@ impl DecodeWorker {
             let resident = place.as_mut().expect("planned");
             resident.n_filled += 1;
             self.step.requests.push(resident.job.id);
+            self.step.at.push(item.pos - resident.job.request.prompt.len() as u32);
             if let Some(answers) = self.answers.as_ref().filter(|_| !self.step.picks.is_empty()) {
                 for &layer in &*answers.layers {
                     resident.picked.extend_from_slice(self.step.picks.row(row, layer as usize));
                 }
+            }
+            if !item.draws {
+                self.step.n_replayed += 1;
+                continue;
             }
             let logprobs = logprobs(&resident.job, item.slot, runner);
             if let Some(reason) = draw(&mut resident.job, token, logprobs, &self.eog, n_ctx_slot, events) {
@@ -261,6 +281,7 @@ impl DecodeWorker {
                 Ok(()) => self.step.n_imported += 1,
                 Err(RunError::Restored(_)) => {
                     resident.n_filled = 0;
+                    resident.n_base = resident.n_prefill(self.replays);
                     self.step.n_refilled += 1;
                     runner.close(slot)?;
                     runner.open(slot, &request.sampling, &resident.job.generated)?;
@@ -274,9 +295,13 @@ impl DecodeWorker {
     /// Runs the next chunk of each sequence that is not whole yet. One that can not be filled up here goes back.
     fn refill(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
         for (index, place) in self.slots.iter_mut().enumerate() {
-            let Some(resident) = place.as_mut().filter(|resident| !resident.is_ready()) else { continue };
+            let Some(resident) = place else { continue };
+            let n_prefill = resident.n_prefill(self.replays);
+            if resident.n_filled >= n_prefill {
+                continue;
+            }
             let slot = Slot(index as u32);
-            let end = ((resident.n_filled / self.chunk + 1) * self.chunk).min(resident.job.n_tokens() - 1);
+            let end = ((resident.n_filled / self.chunk + 1) * self.chunk).min(n_prefill);
             let tokens = resident.job.tokens(resident.n_filled, end);
             match runner.prefill(slot, &tokens, resident.n_filled, false, None) {
                 Ok(_) => resident.n_filled = end,

@@ -36,16 +36,37 @@ impl FakeModel {
 
     /// The whole output for `prompt`, computed at once: what any number of workers must reproduce.
     pub fn complete(&self, prompt: &[Token], sampling: &SamplingParams, max_tokens: u32) -> Vec<Token> {
-        let mut tokens = prompt.to_vec();
-        while tokens.len() < prompt.len() + max_tokens as usize {
-            let token = self.next(&tokens, sampling);
+        self.complete_as(|token| token, prompt, sampling, max_tokens)
+    }
+
+    /// As [`FakeModel::complete`], for runners that are [`FakeRunner::path_dependent`].
+    pub fn complete_by_path(&self, prompt: &[Token], sampling: &SamplingParams, max_tokens: u32) -> Vec<Token> {
+        self.complete_as(decoded, prompt, sampling, max_tokens)
+    }
+
+    fn complete_as(
+        &self,
+        keep: impl Fn(Token) -> Token,
+        prompt: &[Token],
+        sampling: &SamplingParams,
+        max_tokens: u32,
+    ) -> Vec<Token> {
+        let (mut held, mut output) = (prompt.to_vec(), Vec::new());
+        while output.len() < max_tokens as usize {
+            let token = self.next(&held, sampling);
             if token == 0 && !sampling.ignore_eos {
                 break;
             }
-            tokens.push(token);
+            held.push(keep(token));
+            output.push(token);
         }
-        tokens.split_off(prompt.len())
+        output
     }
+}
+
+/// What a decoded token leaves where it matters how a token was computed.
+fn decoded(token: Token) -> Token {
+    !token
 }
 
 /// A failure to inject.
@@ -69,6 +90,9 @@ pub enum Fault {
     ReuseRestored(u64),
 }
 
+/// What a sequence that draws nothing gets: no text may have it.
+const NO_TOKEN: Token = Token::MIN;
+
 /// How far a sequence can be cut back where the fake memory has a sliding window.
 const FAKE_WINDOW: u32 = 10;
 
@@ -79,6 +103,7 @@ pub struct FakeRunner {
     info: RunnerInfo,
     slots: Vec<Sequence>,
     faults: Vec<Fault>,
+    path_dependent: bool,
     n_decode: u64,
     n_prefill: u64,
     n_import: u64,
@@ -104,10 +129,22 @@ impl FakeRunner {
             contiguous_slots: true,
             tapped,
             reuse: Reuse::Prefix,
+            replays: false,
             fingerprint: StateFingerprint(vec![("model", format!("{model:?}"))]),
         };
         let slots = vec![Sequence::default(); n_slots as usize];
-        Self { model, info, slots, faults, n_decode: 0, n_prefill: 0, n_import: 0, n_export: 0, n_reuse: 0 }
+        Self {
+            model,
+            info,
+            slots,
+            faults,
+            path_dependent: false,
+            n_decode: 0,
+            n_prefill: 0,
+            n_import: 0,
+            n_export: 0,
+            n_reuse: 0,
+        }
     }
 
     /// The same runner, for a model whose memory allows this much.
@@ -117,12 +154,21 @@ impl FakeRunner {
         self
     }
 
+    /// The same runner, for a model in which a decoded token leaves something else than one that ran with a prompt, so
+    /// that the text tells the two apart; with `replays`, what was drawn is decoded again after a loss.
+    #[must_use]
+    pub fn path_dependent(mut self, replays: bool) -> Self {
+        self.path_dependent = true;
+        self.info.replays = replays;
+        self
+    }
+
     /// Slots that hold an open sequence.
     pub fn n_open(&self) -> usize {
         self.slots.iter().filter(|slot| slot.sampling.is_some()).count()
     }
 
-    /// The tokens in a slot, open or kept.
+    /// The tokens in a slot, open or kept, as they were left there.
     pub fn tokens(&self, slot: Slot) -> &[Token] {
         &self.slots[slot.index()].tokens
     }
@@ -219,15 +265,16 @@ impl ModelRunner for FakeRunner {
         let taken = |slot: u32| self.slots[slot as usize].sampling.is_some();
         let neighbours = batch.windows(2).all(|w| (w[0].slot.0 + 1..w[1].slot.0).all(taken));
         assert!(neighbours || !self.info.contiguous_slots, "a gap in {batch:?}");
-        let (model, n_ctx_slot) = (self.model, self.info.n_ctx_slot);
+        let (model, n_ctx_slot, path_dependent) = (self.model, self.info.n_ctx_slot, self.path_dependent);
         next.clear();
         picks.reset(batch.len(), model.n_layer as usize, model.n_expert_used as usize);
         for (index, item) in batch.iter().enumerate() {
             let sequence = self.sequence(item.slot);
             assert_eq!(sequence.tokens.len() as u32, item.pos, "position of slot {}", item.slot);
             assert!(item.pos < n_ctx_slot, "slot {} overflows", item.slot);
-            sequence.tokens.push(item.token);
-            next.push(model.next(&sequence.tokens, sequence.sampling.as_ref().expect("open")));
+            sequence.tokens.push(if path_dependent { decoded(item.token) } else { item.token });
+            let sampling = sequence.sampling.as_ref().expect("open");
+            next.push(if item.draws { model.next(&sequence.tokens, sampling) } else { NO_TOKEN });
             for layer in 0..model.n_layer {
                 if model.n_expert > 0 {
                     picks.set(index, layer as usize, &model.picks(item.token, layer));

@@ -62,12 +62,13 @@ impl Job {
     }
 }
 
-/// A prefilled request between two workers: all tokens but the last drawn one are in `state`.
+/// A prefilled request between two workers: in `state` are all tokens but the last drawn one, or, where a lost decode
+/// worker's tokens are replayed ([`RunnerInfo::replays`](super::RunnerInfo::replays)), the prompt's alone.
 #[derive(Debug)]
 pub struct Handoff {
     /// The request; its last generated token has been streamed but not run.
     pub job: Job,
-    /// Keys and values of the tokens before that one.
+    /// Keys and values.
     pub state: SeqState,
     /// The experts the prefill picked; none where the prefill worker has no tap.
     pub counts: Option<ExpertCounts>,

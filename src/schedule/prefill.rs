@@ -21,6 +21,7 @@ const MAX_PASSED_OVER: u32 = 8;
 #[derive(Debug)]
 pub struct PrefillWorker {
     chunk: u32,
+    replays: bool,
     eog: Vec<Token>,
     cache: PrefixCache,
     open: Vec<Option<Open>>,
@@ -33,6 +34,8 @@ pub struct PrefillWorker {
 #[derive(Debug)]
 struct Open {
     job: Job,
+    /// Tokens to prefill.
+    n_prefill: u32,
     /// Its place in the worker, once it has begun.
     slot: Option<Slot>,
     n_done: u32,
@@ -52,14 +55,6 @@ struct Plan {
     draws: bool,
 }
 
-impl Open {
-    /// Tokens to prefill: the prompt, or, for a request that lost its decode worker, all but its last drawn token,
-    /// which the next decode worker runs as the lost one would have.
-    fn n_prefill(&self) -> u32 {
-        self.job.n_tokens() - u32::from(!self.job.generated.is_empty())
-    }
-}
-
 impl PrefillWorker {
     /// A worker for a runner with `info`, whose prompts are cut every `chunk` tokens. `eog` are the model's
     /// end-of-generation tokens, `n_expert` its experts a layer (0: dense).
@@ -68,6 +63,7 @@ impl PrefillWorker {
         let n_parallel = n_parallel.clamp(1, info.n_slots);
         Self {
             chunk,
+            replays: info.replays,
             eog: eog.to_vec(),
             cache: PrefixCache::new(PrefixConfig::default(), info, n_expert),
             open: (0..n_parallel).map(|_| None).collect(),
@@ -175,17 +171,24 @@ impl PrefillWorker {
         open.chain(self.waiting.drain(..)).collect()
     }
 
+    /// The prompt, or, for a request that lost its decode worker, all but its last drawn token, which the next decode
+    /// worker runs as the lost one would have; or the prompt alone, if that one must run every drawn token so.
+    fn n_prefill(&self, job: &Job) -> u32 {
+        if self.replays || job.generated.is_empty() { job.request.prompt.len() as u32 } else { job.n_tokens() - 1 }
+    }
+
     fn plan(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Option<Plan> {
         for index in 0..self.open.len() {
             if self.open[index].is_some() {
                 continue;
             }
             let Some(job) = self.waiting.pop_front() else { break };
-            self.open[index] = Some(Open { job, slot: None, n_done: 0, n_passed_over: 0 });
+            let n_prefill = self.n_prefill(&job);
+            self.open[index] = Some(Open { job, n_prefill, slot: None, n_done: 0, n_passed_over: 0 });
         }
         let candidates = || self.open.iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?)));
         let overdue = candidates().find(|(_, open)| open.n_passed_over >= MAX_PASSED_OVER).map(|(i, _)| i);
-        let shortest = || candidates().min_by_key(|(i, open)| (open.n_prefill() - open.n_done, *i)).map(|(i, _)| i);
+        let shortest = || candidates().min_by_key(|(i, open)| (open.n_prefill - open.n_done, *i)).map(|(i, _)| i);
         let chosen = overdue.or_else(shortest)?;
         for (index, open) in self.open.iter_mut().enumerate() {
             if let Some(open) = open {
@@ -194,15 +197,14 @@ impl PrefillWorker {
         }
         let slot = self.begin(chosen, runner, events)?;
         let open = self.open[chosen].as_ref()?;
-        let n_prefill = open.n_prefill();
-        let end = ((open.n_done / self.chunk + 1) * self.chunk).min(n_prefill);
+        let end = ((open.n_done / self.chunk + 1) * self.chunk).min(open.n_prefill);
         Some(Plan {
             index: chosen,
             slot,
             tokens: open.job.tokens(open.n_done, end),
             pos: open.n_done,
-            last: end == n_prefill,
-            draws: end == n_prefill && open.job.generated.is_empty(),
+            last: end == open.n_prefill,
+            draws: end == open.n_prefill && open.job.generated.is_empty(),
         })
     }
 
@@ -212,7 +214,7 @@ impl PrefillWorker {
         if open.slot.is_some() {
             return open.slot;
         }
-        let tokens = open.job.tokens(0, open.n_prefill());
+        let tokens = open.job.tokens(0, open.n_prefill);
         let place = match self.cache.begin(&tokens, runner) {
             Ok(place) => place,
             Err(error) => {

@@ -75,6 +75,7 @@ use crate::{
 ///     contiguous_slots: false,
 ///     tapped: Vec::new(),
 ///     reuse: Reuse::Nothing,
+///     replays: false,
 ///     fingerprint: StateFingerprint::default(),
 /// };
 /// let mut echo = Echo { info, last: vec![0; 2] };
@@ -108,7 +109,7 @@ pub trait ModelRunner: Send {
     ) -> Result<Option<Token>, RunError>;
 
     /// Runs one token of each sequence in `batch` (slots ascending) and draws the next token of each into `next`, in
-    /// the same order. The experts they picked go to `picks`, if the runner taps decode steps; otherwise it is left
+    /// the same order. A sequence that does not draw gets any token there, and its sampler stays as it is. The experts they picked go to `picks`, if the runner taps decode steps; otherwise it is left
     /// empty.
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError>;
 
@@ -224,6 +225,9 @@ pub struct RunnerInfo {
     pub tapped: Vec<u32>,
     /// What it can do with what finished prompts leave behind.
     pub reuse: Reuse,
+    /// A token leaves other bits when it runs with a prompt than when it is decoded, and that must not be seen: what a
+    /// request had drawn when it lost its worker is decoded again token by token.
+    pub replays: bool,
     /// What must be equal for two workers to exchange sequences.
     pub fingerprint: StateFingerprint,
 }
@@ -248,10 +252,12 @@ impl StateFingerprint {
 pub struct DecodeItem {
     /// The sequence's slot.
     pub slot: Slot,
-    /// The token to run: the last one drawn.
+    /// The token to run: the last one drawn, or, where `draws` is false, an earlier one.
     pub token: Token,
     /// Its position.
     pub pos: u32,
+    /// The sequence draws its next token; false while it replays tokens whose successors are known.
+    pub draws: bool,
 }
 
 /// A sequence's keys and values outside any worker.

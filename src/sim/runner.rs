@@ -27,6 +27,7 @@ impl<'a> ReplayRunner<'a> {
             contiguous_slots: false,
             tapped: Vec::new(),
             reuse: Reuse::Nothing,
+            replays: false,
             fingerprint: StateFingerprint::default(),
         };
         Self { set, info, slots: vec![0; n_slots as usize], seen: vec![0; set.n_words()] }

@@ -298,6 +298,8 @@ fn wrong_usage_is_one_sentence_with_the_way_to_the_help() {
         ("run --flash-attn sometimes hello", "auto, on, off"),
         ("completions tcsh", "bash"),
         ("bench", "--workload"),
+        ("rpc-server --threads 0", "--threads is 0"),
+        ("rpc-server --listen nowhere", "--listen"),
         ("", "no verb given; they are run, "),
         ("", "record, calibrate, route, bench, simulate, report, inspect, inflate, rpc-server, doctor, completions"),
     ] {

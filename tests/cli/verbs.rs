@@ -209,6 +209,9 @@ fn completions_and_help_are_printed() {
     }
     assert!(line("--version").succeeded().out.starts_with("eldr "));
     assert!(line("bench --help").succeeded().out.contains("--policies"));
+    let help = line("rpc-server --help").succeeded().out;
+    assert!(["--listen", "--device", "--threads"].iter().all(|flag| help.contains(flag)), "{help}");
+    assert!(!help.contains("--inner"), "{help}");
 }
 
 #[test]

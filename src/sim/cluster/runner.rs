@@ -67,6 +67,7 @@ impl<'a> ClusterRunner<'a> {
             contiguous_slots: false,
             tapped: Vec::new(),
             reuse: Reuse::Prefix,
+            replays: false,
             fingerprint: StateFingerprint::default(),
         };
         let slots = vec![Resident::default(); n_slots as usize];
