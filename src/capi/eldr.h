@@ -619,6 +619,9 @@ eldr_status eldr_counts_add_tap(struct eldr_counts *counts,
                                 size_t n_tokens);
 
 // Adds the counts `from` to the counts `to`. Any thread.
+//
+// Errors: ELDR_STATUS_MISMATCH for counts of another calibration, ELDR_STATUS_ARGUMENT if a layer would have counted more
+// than 2^32 - 1 picks.
 eldr_status eldr_counts_merge(struct eldr_counts *to, const struct eldr_counts *from);
 
 // Counts no tokens any more. Any thread.
