@@ -83,6 +83,40 @@ impl EngineParts {
 }
 
 /// What an engine may have besides its parts.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     Engine,
+///     engine::{DiskTier, EngineExtras, EngineParts},
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, PrefixConfig},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// let disk = DiskTier::open(folder.path(), vec![("model".to_owned(), "a toy".to_owned())], 1 << 20)?;
+/// let parts = EngineParts {
+///     prefill: vec![fake::worker("prefill 0")],
+///     decode: vec![fake::worker("decode 0")],
+///     tokenizer: Arc::new(fake::Letters),
+///     policy: Box::new(LeastLoaded),
+///     calibration: None,
+///     limits: DispatchLimits::default(),
+///     chunk: 16,
+///     n_expert: 8,
+///     prefix: PrefixConfig::default(),
+/// };
+/// let engine = Engine::start_with(parts, EngineExtras { refit: None, disk: Some(disk) })?;
+/// assert!(engine.stats().workers.iter().all(|worker| worker.healthy));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct EngineExtras {
     /// Fit the policy's centroids to the traffic; see [`Engine::start_refitting`].
