@@ -93,7 +93,7 @@ fn run(runner: &mut LlamaRunner, slot: Slot, prompt: &[Token], from: usize, ran:
     ran.answer.push(token);
     let mut drawn = Vec::new();
     for pos in (prompt.len()..).take(N_ANSWER - 1) {
-        let item = DecodeItem { slot, token, pos: pos as u32 };
+        let item = DecodeItem { slot, token, pos: pos as u32, draws: true };
         runner.decode(&[item], &mut drawn, &mut StepPicks::default()).expect("a step");
         token = drawn[0];
         ran.answer.push(token);
