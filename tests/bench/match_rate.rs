@@ -5,7 +5,8 @@
 //! Every prompt follows another one's text, whose keys, values and counts it takes over, as a chat's next turn does. Counts,
 //! not times: a busy machine prints the same, but a context with two threads may differ from run to run.
 //!
-//! Usage: cargo bench --bench match_rate [-- PROMPTS]   (16 of each workload without a number)
+//! Usage: `cargo bench --bench match_rate -- PROMPTS`, 16 of each workload without a number.
+#![expect(clippy::print_stdout, reason = "it prints its report")]
 
 use std::{collections::BTreeMap, path::Path};
 
