@@ -55,7 +55,8 @@ pub struct DecodeWorker {
 /// let mut events = Vec::new();
 /// prefill.step(&mut runners[0], &mut events);
 /// let Some(WorkerEvent::Prefilled(handoff)) = events.pop() else { panic!("the prompt is done") };
-/// assert_eq!(handoff.job.cache, CacheUse::default(), "nothing of it was there");
+/// let CacheUse { n_tokens, .. } = handoff.job.cache;
+/// assert_eq!(n_tokens, 0, "nothing of it was there");
 /// decode.admit(handoff);
 /// while !decode.is_idle() {
 ///     decode.step(&mut runners[1], &mut events);
