@@ -13,8 +13,12 @@ const LANES: usize = 16;
 /// NaN weighs nothing; `None` when no logit is a number. `weights` is kept to spare an allocation a draw.
 pub(super) fn draw(logits: &[f32], temperature: f32, uniform: f64, weights: &mut Vec<f32>) -> Option<usize> {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if !top.is_finite() {
+    if top == f32::NEG_INFINITY {
         return None;
+    }
+    // So cold, or so penalised, that nothing but the likeliest has a chance: beside it, no weight could be computed.
+    if !(top / temperature).is_finite() {
+        return logits.iter().position(|logit| logit.total_cmp(&top).is_eq());
     }
     let top = top / temperature;
     weights.clear();
@@ -94,6 +98,21 @@ mod tests {
             [exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY), exp(f32::NAN)].map(f32::to_bits),
             [1.0, 0.0, 0.0, 0.0].map(f32::to_bits)
         );
+    }
+
+    #[test]
+    fn the_likeliest_is_drawn_where_no_other_has_a_weight() {
+        // A temperature of 1e-40 gave no token, which cost the worker and, one worker after the other, the engine.
+        let weights = &mut Vec::new();
+        for temperature in [f32::from_bits(1), 1e-40, 1e-38, 1e-30] {
+            for top in [3.0, -3.0, f32::MAX, f32::MIN_POSITIVE] {
+                let logits = [top - 5.0, f32::NAN, top, top - 1.0, f32::NEG_INFINITY];
+                let most = logits.iter().position(|&logit| logit >= top);
+                assert_eq!(draw(&logits, temperature, 0.9999, weights), most, "{top} at {temperature}");
+            }
+        }
+        // A repetition "penalty" that raises a token beyond every number.
+        assert_eq!(draw(&[1.0, f32::INFINITY, 2.0], 1.0, 0.5, weights), Some(1));
     }
 
     #[test]

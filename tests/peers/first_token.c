@@ -30,8 +30,12 @@ int main(int argc, char **argv) {
   eldr_request *request = NULL;
   if (eldr_engine_submit(engine, &ask, &request)) return failed();
   eldr_event event = {.size = sizeof event};
-  while (eldr_request_next(request, -1, &event) == ELDR_STATUS_OK) fwrite(event.text, 1, event.n_text, stdout);
+  uint32_t n_generated = 0;
+  while (eldr_request_next(request, -1, &event) == ELDR_STATUS_OK) {
+    fwrite(event.text, 1, event.n_text, stdout);
+    n_generated = event.n_generated;  // the end clears the event
+  }
   puts("");
   if (eldr_request_free(request) || eldr_engine_free(engine)) return failed();
-  return event.n_generated == 1 ? 0 : 1;
+  return n_generated == 1 ? 0 : 1;
 }

@@ -28,6 +28,9 @@ use super::{
     progress,
 };
 
+/// Repeats beyond these narrow no interval.
+const MOST_SEEDS: u32 = 1000;
+
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// Print one JSON document: the rows
@@ -158,6 +161,10 @@ impl SimulateArgs {
             if zero { Err(CliError::usage(format!("{flag} is 0, which must be at least 1"))) } else { Ok(()) }
         };
         at_least("--seeds", self.seeds == 0)?;
+        if self.seeds > MOST_SEEDS {
+            let seeds = self.seeds;
+            return Err(CliError::usage(format!("--seeds is {seeds}, which must be at most {MOST_SEEDS}")));
+        }
         at_least("--place", self.place == Some(0))?;
         at_least("--clusters", self.clusters == Some(0))?;
         if self.cost.is_none() && self.device.is_none() {

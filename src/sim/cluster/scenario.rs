@@ -6,6 +6,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// Far beyond what anybody serves; above them a typing error would fill the memory, or run for days.
+const MOST_WORKERS: u64 = 10_000;
+const MOST_SLOTS: u64 = 1 << 20;
+const MOST_REQUESTS: u64 = 100_000_000;
+const MOST_PREFIX: u64 = 1_000_000;
+/// Requests a second: one in some thirty years.
+const SLOWEST: f64 = 1e-9;
+
 /// A pool, its traffic, and what goes wrong. Times are in seconds on the simulated clock.
 ///
 /// ```
@@ -252,7 +260,20 @@ impl Scenario {
         let group = self.decode.iter().find_map(|group| {
             zero("decode.workers", group.workers.into()).or_else(|| zero("decode.slots", group.slots.into()))
         });
+        let most = |name: &str, n: u64, most: u64| {
+            (n > most).then(|| {
+                format!("{name} is {n}, which must be at most {most}, so that a simulation ends and fits in memory")
+            })
+        };
+        let slots = self.decode.iter().map(|group| u64::from(group.workers) * u64::from(group.slots)).sum();
+        let prefix = self.prefix.map_or(0, |prefix| u64::from(prefix.tokens));
         zero("requests", self.requests)
+            .or_else(|| most("requests", self.requests, MOST_REQUESTS))
+            .or_else(|| most("workers", self.n_workers() as u64, MOST_WORKERS))
+            .or_else(|| most("slots of all workers together", slots, MOST_SLOTS))
+            .or_else(|| most("prefill", self.prefill.unwrap_or(1).into(), MOST_WORKERS))
+            .or_else(|| most("prefix.tokens", prefix, MOST_PREFIX))
+            .or_else(|| zero("max_queue", self.max_queue.unwrap_or(1)))
             .or_else(|| self.decode.is_empty().then(|| "decode is empty: there must be a decode worker".to_owned()))
             .or(group)
             .or_else(|| zero("prefill", self.prefill.unwrap_or(1).into()))
@@ -278,6 +299,10 @@ impl Scenario {
             .then(|| format!("warmup is {}, which must be a share from 0 to below 1", self.warmup))
             .or_else(|| self.decode.iter().find_map(|group| positive("decode.speed", group.speed)))
             .or_else(|| self.rate.and_then(|rate| positive("rate", rate)))
+            .or_else(|| {
+                let slow = |rate: &f64| *rate < SLOWEST;
+                self.rate.filter(slow).map(|rate| format!("rate is {rate} a second, which must be at least {SLOWEST}"))
+            })
             .or_else(|| self.burst.and_then(|burst| positive("burst.on", burst.on)))
             .or_else(|| self.burst.filter(|b| b.off != 0.0).and_then(|burst| positive("burst.off", burst.off)))
             .or_else(|| self.swing.and_then(|swing| positive("swing.period", swing.period)))
@@ -306,6 +331,12 @@ impl Scenario {
                 return Some(format!("{name}: by is {}, which must be a finite number above 0", event.by));
             }
             if event.what == Happens::Join {
+                if event.by > MOST_SLOTS as f64 {
+                    return Some(format!(
+                        "{name}: by is {}, and a worker may have {MOST_SLOTS} slots at most",
+                        event.by
+                    ));
+                }
                 if event.by < 1.0 {
                     return Some(format!("{name}: by is {}, and the new worker needs a slot at least", event.by));
                 }
@@ -356,6 +387,20 @@ mod tests {
         let cases = [
             (Scenario { requests: 0, ..good.clone() }, "requests is 0"),
             (Scenario { decode: group(0, 1.0), ..good.clone() }, "decode.slots is 0"),
+            // These aborted for want of memory, ran without end, or panicked over a time that is no time.
+            (
+                Scenario { requests: u64::MAX, ..good.clone() },
+                "requests is 18446744073709551615, which must be at most",
+            ),
+            (
+                Scenario { decode: vec![DecodeGroup { workers: u32::MAX, slots: 1, speed: 1.0 }], ..good.clone() },
+                "workers is 4294967295, which must be at most",
+            ),
+            (Scenario { decode: group(u32::MAX, 1.0), ..good.clone() }, "slots of all workers together is 8589934590"),
+            (Scenario { prefill: Some(4_000_000_000), ..good.clone() }, "prefill is 4000000000"),
+            (Scenario { rate: Some(1e-300), ..good.clone() }, "rate is 0.0000"),
+            (Scenario { max_queue: Some(0), ..good.clone() }, "max_queue is 0"),
+            (Scenario { event: event(1.0, 0, Happens::Join, 4e9), ..good.clone() }, "event 0: by is 4000000000"),
             (Scenario { decode: group(4, -1.0), ..good.clone() }, "decode.speed is -1"),
             (Scenario { decode: Vec::new(), ..good.clone() }, "decode is empty"),
             (Scenario { warmup: 1.0, ..good.clone() }, "warmup is 1"),
