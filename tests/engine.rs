@@ -334,6 +334,37 @@ fn refits_run_beside_the_requests_and_change_no_text() {
     engine.shutdown();
 }
 
+#[test]
+fn a_calibration_of_other_layers_is_taken_while_requests_run() {
+    let calibrations: Vec<_> = [&[0, 1][..], &[2], &[0, 1, 2]]
+        .into_iter()
+        .map(|layers| {
+            let centroids = Array2::from_shape_fn((3, 8 * layers.len()), |(k, i)| f32::from(u8::from(i == k)));
+            Arc::new(Calibration { layers: layers.to_vec(), centroids, ..calibration() })
+        })
+        .collect();
+    let centroids = Arc::new(calibrations[0].centroids.clone());
+    let engine = Engine::start(EngineParts {
+        policy: Box::new(LocalityBand::new(centroids, 3, LocalityBandParams::default()).unwrap()),
+        calibration: Some(Arc::clone(&calibrations[0])),
+        ..parts_with(&[vec![], vec![], vec![]], 2, DispatchLimits::default())
+    })
+    .unwrap();
+    for round in 0..30 {
+        let requests: Vec<_> = (0..12).map(|i| request(round * 12 + i, 12)).collect();
+        let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        let next = Arc::clone(&calibrations[round as usize % 3]);
+        engine.set_calibration(next).unwrap();
+        for (request, stream) in requests.iter().zip(streams) {
+            assert_eq!(stream.collect().unwrap().tokens, expected(request));
+        }
+    }
+    let unknown = Arc::new(Calibration { layers: vec![0, 3], ..calibration() });
+    let why = engine.set_calibration(unknown).unwrap_err().to_string();
+    assert!(why.contains("the workers count [0, 1, 2], which is fixed when they start"), "{why}");
+    engine.shutdown();
+}
+
 fn fake_worker(name: &str, n_slots: u32, n_ctx_slot: u32) -> EngineWorker {
     EngineWorker {
         name: name.to_owned(),

@@ -231,7 +231,7 @@ impl<'a> Bench<'a> {
         let parts = self.parts(picks.is_some(), &probe)?;
         let eog = parts.tokenizer.end_tokens().to_vec();
         let n_slots: Vec<u32> = parts.decode.iter().map(|worker| worker.runner.info().n_slots).collect();
-        let n_prefill = parts.prefill.len();
+        let (n_prefill, answers) = (parts.prefill.len(), parts.answers());
         let dispatcher = Dispatcher::new(n_prefill, &n_slots, parts.policy, parts.calibration, parts.limits);
         let dispatcher = dispatcher.caching(parts.prefix, parts.prefill[0].runner.info());
         let ram = (parts.prefix.ram_bytes > 0).then(|| RamTier::new(parts.prefix.ram_bytes));
@@ -242,7 +242,7 @@ impl<'a> Bench<'a> {
             Worker::new(scheduler, if self.keeps_prefixes() { runner } else { self.memo.wrap(&probe, runner) })
         });
         let decode = parts.decode.into_iter().map(|EngineWorker { runner, .. }| {
-            let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog);
+            let scheduler = DecodeWorker::new(runner.info(), parts.chunk, &eog).returning(answers.clone());
             Worker::new(scheduler, runner)
         });
         let mut run = VirtualRun::new(dispatcher, prefill.collect(), decode.collect(), probe.clone(), durations, picks);
@@ -308,6 +308,8 @@ impl<'a> Bench<'a> {
             self.calibration.as_ref().map(|c| c.layers.clone()).unwrap_or_default()
         };
         let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
+        // Answers come back with their picks.
+        let tap = tap || (self.config.cache_answers && !tapped.is_empty());
         Ok(EngineParts {
             prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
             decode: watch(self.model.decode_workers(&self.config, u32::from(tap))?),

@@ -16,6 +16,11 @@ use crate::{
     types::MoeShape,
 };
 
+/// Layers of a model, and experts of all its layers, that no model has: a number beyond was never set, and would be
+/// asked of the memory.
+const MAX_LAYERS: u32 = 1 << 16;
+const MAX_EXPERTS: usize = 1 << 24;
+
 pub(super) struct OpenCalibration(pub(super) Arc<Basis>);
 
 /// A calibration, and the layers whose picks are counted under it.
@@ -182,6 +187,9 @@ impl ModelShape {
     unsafe fn shape(&self) -> Result<MoeShape, Failure> {
         let Self { n_layer, n_expert, n_expert_used, .. } = *self;
         let refuse = |why: String| Err(Failure::new(Status::Argument, why));
+        if n_layer > MAX_LAYERS {
+            return refuse(format!("no model has {n_layer} layers; pass how many there are, at most {MAX_LAYERS}"));
+        }
         let layers = if self.layers.is_null() {
             (0..n_layer).collect()
         } else {
@@ -196,6 +204,12 @@ impl ModelShape {
         if !(1..=1 << 16).contains(&n_expert) || !(1..=n_expert).contains(&n_expert_used) {
             return refuse(format!(
                 "a token can not pick {n_expert_used} of {n_expert} experts; there are 1 to 65536, and one picks 1 to all"
+            ));
+        }
+        if layers.len() * n_expert as usize > MAX_EXPERTS {
+            return refuse(format!(
+                "{} layers of {n_expert} experts are more than {MAX_EXPERTS} experts together; pass those of the model",
+                layers.len()
             ));
         }
         Ok(MoeShape { layers, n_layer, n_expert, n_expert_used })

@@ -119,13 +119,23 @@ pub extern "C" fn eldr_counts_add_tap(
 }
 
 /// Adds the counts `from` to the counts `to`. Any thread.
+///
+/// Errors: ELDR_STATUS_MISMATCH for counts of another calibration, ELDR_STATUS_ARGUMENT if a layer would have counted more
+/// than 2^32 - 1 picks.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_counts_merge(to: *mut CountsHandle, from: *const CountsHandle) -> Status {
     guard_done(|| {
         let (to, from) = (handles::get::<OpenCounts>(to)?, handles::get::<OpenCounts>(from)?);
         check_same(&to.basis, &from.basis, "second eldr_counts")?;
         let from = from.counts.lock().clone();
-        to.counts.lock().merge(&from);
+        let mut to_counts = to.counts.lock();
+        let sum =
+            |counts: &ExpertCounts, layer| counts.row(layer).into_iter().flatten().map(|&n| u64::from(n)).sum::<u64>();
+        if to.basis.layers.iter().any(|&layer| sum(&to_counts, layer) + sum(&from, layer) > u64::from(u32::MAX)) {
+            let why = format!("a layer would have counted more than {} picks; merge fewer", u32::MAX);
+            return Err(Failure::new(Status::Argument, why));
+        }
+        to_counts.merge(&from);
         Ok(())
     })
 }

@@ -619,6 +619,9 @@ eldr_status eldr_counts_add_tap(struct eldr_counts *counts,
                                 size_t n_tokens);
 
 // Adds the counts `from` to the counts `to`. Any thread.
+//
+// Errors: ELDR_STATUS_MISMATCH for counts of another calibration, ELDR_STATUS_ARGUMENT if a layer would have counted more
+// than 2^32 - 1 picks.
 eldr_status eldr_counts_merge(struct eldr_counts *to, const struct eldr_counts *from);
 
 // Counts no tokens any more. Any thread.
@@ -910,7 +913,8 @@ eldr_status eldr_engine_submit(struct eldr_engine *engine,
 // Waits up to `timeout_ms` milliseconds (0 does not wait, below 0 for ever) for the next event of a request without a
 // callback and fills `event`, whose `size` is set. Any thread; several that wait for one request take turns.
 //
-// ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read.
+// ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read; `event` tells nothing then, so
+// keep what the last one told.
 // Errors: ELDR_STATUS_ARGUMENT for a request that has a callback.
 eldr_status eldr_request_next(struct eldr_request *request, int64_t timeout_ms, struct eldr_event *event);
 
@@ -931,6 +935,7 @@ eldr_status eldr_request_explain_json(const struct eldr_request *request,
 //
 // When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
 // callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
+// Two callbacks that free each other's requests would wait for each other for ever: let one of them cancel instead.
 eldr_status eldr_request_free(struct eldr_request *request);
 
 #ifdef __cplusplus

@@ -91,8 +91,9 @@ protected:
 
 // A filled-in struct of eldr.h.
 template <class Params, eldr_status (*Defaults)(Params *, std::size_t)> Params defaults() {
-  Params params;
-  Defaults(&params, sizeof params);
+  Params params = {};
+  // An older library does not know this struct: what it is passed to refuses it then, its size being 0.
+  check(Defaults(&params, sizeof params));
   return params;
 }
 inline eldr_engine_params engine_params() { return defaults<eldr_engine_params, eldr_engine_default_params>(); }

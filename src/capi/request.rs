@@ -56,7 +56,8 @@ impl Class for OpenRequest {
 /// Waits up to `timeout_ms` milliseconds (0 does not wait, below 0 for ever) for the next event of a request without a
 /// callback and fills `event`, whose `size` is set. Any thread; several that wait for one request take turns.
 ///
-/// ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read.
+/// ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read; `event` tells nothing then, so
+/// keep what the last one told.
 /// Errors: ELDR_STATUS_ARGUMENT for a request that has a callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_request_next(request: *mut RequestHandle, timeout_ms: i64, event: *mut Event) -> Status {
@@ -129,6 +130,7 @@ pub unsafe extern "C" fn eldr_request_explain_json(
 ///
 /// When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
 /// callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
+/// Two callbacks that free each other's requests would wait for each other for ever: let one of them cancel instead.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_request_free(request: *mut RequestHandle) -> Status {
     guard_done(|| {

@@ -17,6 +17,10 @@ use crate::{
     types::{RequestId, WorkerId},
 };
 
+/// Most workers of a router, and most experts of all of them together, of which `marginal_cost` keeps a number each (1 GiB).
+const MAX_WORKERS: usize = 1 << 16;
+const MAX_EXPERTS: usize = 1 << 28;
+
 pub(super) struct OpenRouter {
     pub(super) basis: Option<Arc<Basis>>,
     /// The policy goes by which requests a worker holds, not only by how many.
@@ -137,6 +141,10 @@ pub unsafe extern "C" fn eldr_router_open(
             (0, Some(calibration)) => calibration.n_workers(),
             (n, _) => n as usize,
         };
+        if n_workers > MAX_WORKERS {
+            let why = format!("{n_workers} workers are more than {MAX_WORKERS}; pass how many there are");
+            return Err(Failure::new(Status::Config, why));
+        }
         let calibrated = calibration.filter(|calibration| calibration.n_workers() > 0);
         if kind == PolicyKind::Auto {
             let helps = calibrated.and_then(Verdict::of).map(|verdict| verdict.helps);
@@ -147,6 +155,14 @@ pub unsafe extern "C" fn eldr_router_open(
         if kind == PolicyKind::MarginalCost && basis.is_none() {
             let why = "policy marginal_cost has to know the model's experts; give it a calibration, of \
                        eldr_calibration_of_shape() where there is none";
+            return Err(Failure::new(Status::Config, why));
+        }
+        let n_expert = basis.as_ref().map_or(0, |b| b.shape().n_layer_moe() * b.shape().n_expert as usize);
+        if kind.uses_counts() && n_workers.saturating_mul(n_expert) > MAX_EXPERTS {
+            let why = format!(
+                "{n_workers} workers of {n_expert} experts in all layers are more than policy marginal_cost can keep; take \
+                 fewer workers a router"
+            );
             return Err(Failure::new(Status::Config, why));
         }
         let given = Some(params.tau).filter(|tau| !tau.is_nan());

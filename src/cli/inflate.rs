@@ -6,7 +6,6 @@ use std::{
     error::Error as _,
     fs, io,
     path::PathBuf,
-    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,7 +20,7 @@ use serde_json::json;
 use super::{
     error::CliError,
     model::shipped_or,
-    output::{Output, complain},
+    output::{Output, complain, end_now},
     progress,
     size::{self, show},
 };
@@ -97,7 +96,7 @@ impl InflateArgs {
             // There is none before the first and after the last byte.
             let _ = fs::remove_file(&partial);
             complain("eldr: interrupted: no model was written");
-            process::exit(1);
+            end_now(1);
         };
         #[cfg(unix)]
         on_terminate(end.clone());

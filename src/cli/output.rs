@@ -56,6 +56,16 @@ pub fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "{}", visible(line));
 }
 
+/// Ends the process now, while workers may be in the middle of a step: nothing that they use is taken down under them,
+/// which is what `std::process::exit` does to llama.cpp's statics, with a crash for an exit code.
+pub fn end_now(code: i32) -> ! {
+    let _ = io::stdout().flush();
+    #[cfg(unix)]
+    signal_hook::low_level::exit(code);
+    #[cfg(not(unix))]
+    std::process::exit(code)
+}
+
 /// The table `rows`, columns aligned, two spaces between them.
 pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let n = rows.iter().map(Vec::len).max().unwrap_or(0);

@@ -2,17 +2,17 @@
 //!
 //! Never writes to standard output.
 
-use std::{borrow::Cow, process};
+use std::borrow::Cow;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::output::complain;
+use super::output::{complain, end_now};
 
 /// Ctrl-C ends the program with this sentence, exit code 1.
 pub fn end_on_interrupt(sentence: &'static str) {
     let installed = ctrlc::set_handler(move || {
         complain(&format!("eldr: interrupted: {sentence}"));
-        process::exit(1);
+        end_now(1);
     });
     if let Err(error) = installed {
         log::warn!("Ctrl-C will end without a word: {error}");

@@ -22,7 +22,7 @@ use super::{
     args::{ModelArgs, RecordingArgs, switch},
     error::CliError,
     model::shipped,
-    output::Output,
+    output::{Output, end_now},
     progress, prompts,
 };
 
@@ -159,7 +159,7 @@ fn stop_on_interrupt() -> Arc<AtomicBool> {
     let flag = Arc::clone(&stop);
     let installed = ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(1);
+            end_now(1);
         }
     });
     if let Err(error) = installed {

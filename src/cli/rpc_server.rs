@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{
     error::CliError,
-    output::{Output, note},
+    output::{Output, end_now, note},
 };
 
 #[derive(Debug, Clone, Args)]
@@ -144,6 +144,6 @@ fn free_port() -> io::Result<SocketAddr> {
 fn end_with_stdin() {
     thread::spawn(|| {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        std::process::exit(0);
+        end_now(0);
     });
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
     error::CliError,
-    output::{Output, note},
+    output::{Output, end_now, note},
     usage,
 };
 
@@ -322,7 +322,7 @@ impl Interrupt {
                 // The workers finish their step first; a second Ctrl-C does not wait for that.
                 thread::spawn(move || engine.shutdown());
             }
-            None => std::process::exit(1),
+            None => end_now(1),
         });
         if let Err(error) = installed {
             log::warn!("Ctrl-C will not end the answer early: {error}");

@@ -6,7 +6,6 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    process,
     time::Duration,
 };
 
@@ -21,7 +20,7 @@ use serde_json::json;
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
     error::CliError,
-    output::{Output, note},
+    output::{Output, end_now, note},
 };
 
 #[derive(Debug, Args)]
@@ -145,7 +144,7 @@ impl ServeArgs {
         told?;
         if ended == Ended::AtOnce {
             note("ended at once; requests were cut short");
-            process::exit(1);
+            end_now(1);
         }
         engine.shutdown();
         note("every request is answered; good-bye");

@@ -256,10 +256,11 @@ impl Engine {
         self.0.shared.stats()
     }
 
-    /// Routes the requests to come by another calibration, which must be for the same model, workers and layers. The
-    /// band keeps its width.
+    /// Routes the requests to come by another calibration, which must be for the same model and workers and compare layers
+    /// that the prefill workers count: all where the policy counts them (marginal cost), else those of the calibration the
+    /// engine started with. The band keeps its width.
     pub fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
-        self.0.shared.set_calibration(calibration)
+        self.0.shared.set_calibration(calibration, &self.0.terms.info.tapped)
     }
 
     /// The names of the decode workers, by number: `decode 3 on CPU`.
@@ -342,12 +343,7 @@ impl Terms {
             return Err(EngineError::Config(why));
         };
         let info = first.runner.info().clone();
-        let answers = (parts.prefix.answers && parts.prefix.max_tokens > 0).then(|| Answers {
-            layers: info.tapped.as_slice().into(),
-            n_expert: parts.n_expert,
-            block: parts.prefix.block,
-        });
-        let terms = Self { first: first.name.clone(), info, chunk: parts.chunk, answers };
+        let terms = Self { first: first.name.clone(), info, chunk: parts.chunk, answers: parts.answers() };
         parts.prefill.iter().chain(&parts.decode).try_for_each(|worker| terms.check(worker))?;
         Ok(terms)
     }

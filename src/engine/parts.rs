@@ -5,7 +5,7 @@ use crate::{
     engine::{DiskTier, Permits, Tokenizer},
     refit::RefitConfig,
     route::RoutePolicy,
-    schedule::{DispatchLimits, ModelRunner, PrefixConfig},
+    schedule::{Answers, DispatchLimits, ModelRunner, PrefixConfig},
 };
 
 /// What an engine is made of. `LoadedModel` (feature `llama`) makes it from a model file and a configuration.
@@ -70,7 +70,53 @@ pub struct EngineParts {
     pub prefix: PrefixConfig,
 }
 
+impl EngineParts {
+    /// What decode workers tell of answers, if these go back to the prefix cache.
+    pub(crate) fn answers(&self) -> Option<Answers> {
+        let layers = &self.prefill.first()?.runner.info().tapped;
+        (self.prefix.answers && self.prefix.max_tokens > 0).then(|| Answers {
+            layers: layers.as_slice().into(),
+            n_expert: self.n_expert,
+            block: self.prefix.block,
+        })
+    }
+}
+
 /// What an engine may have besides its parts.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     Engine,
+///     engine::{DiskTier, EngineExtras, EngineParts},
+///     route::LeastLoaded,
+///     schedule::{DispatchLimits, PrefixConfig},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// let disk = DiskTier::open(folder.path(), vec![("model".to_owned(), "a toy".to_owned())], 1 << 20)?;
+/// let parts = EngineParts {
+///     prefill: vec![fake::worker("prefill 0")],
+///     decode: vec![fake::worker("decode 0")],
+///     tokenizer: Arc::new(fake::Letters),
+///     policy: Box::new(LeastLoaded),
+///     calibration: None,
+///     limits: DispatchLimits::default(),
+///     chunk: 16,
+///     n_expert: 8,
+///     prefix: PrefixConfig::default(),
+/// };
+/// let engine = Engine::start_with(parts, EngineExtras { refit: None, disk: Some(disk) })?;
+/// assert!(engine.stats().workers.iter().all(|worker| worker.healthy));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct EngineExtras {
     /// Fit the policy's centroids to the traffic; see [`Engine::start_refitting`].

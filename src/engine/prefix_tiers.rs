@@ -9,6 +9,34 @@ use crate::{
 const DISK: u8 = 1;
 
 /// Host memory and a disk as one store: what is stored goes to both, what is found comes from the faster one that has most.
+///
+/// ```
+/// use eldr::{
+///     engine::{DiskStats, DiskTier, PrefixTiers, RamTier, RestoreRates},
+///     schedule::{PrefixStore, SeqState, StoredPrefix},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// // What keys and values depend on: files of another model are left alone.
+/// let fingerprint = vec![("model".to_owned(), "a toy".to_owned())];
+/// let disk = DiskTier::open(folder.path(), fingerprint, 1 << 20)?;
+/// let ram = RamTier::new(1 << 20);
+/// let mut tiers = PrefixTiers::new(Some(ram), Some(disk), RestoreRates::default()).expect("two tiers");
+///
+/// let state = SeqState { n_tokens: 3, bytes: vec![0; 96].into() };
+/// tiers.put(StoredPrefix { tokens: vec![1, 2, 3], state, counts: None, whole: false });
+/// let found = tiers.find(&[1, 2, 9], &[]).expect("it begins alike");
+/// assert_eq!(tiers.load(&found).expect("it is there").tokens, [1, 2, 3]);
+///
+/// // The disk is written by a thread of its own.
+/// let disk = tiers.disk().expect("there is one");
+/// disk.flush();
+/// let DiskStats { n_files, problem, .. } = disk.stats();
+/// assert_eq!((n_files, problem), (1, None));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct PrefixTiers {
     ram: Option<RamTier>,

@@ -16,6 +16,39 @@ use crate::{
 pub type PolicyBuilder = Box<dyn Fn(PolicyKind) -> Result<Box<dyn RoutePolicy>, String> + Send>;
 
 /// A sequence that a decode worker was given and has not ended.
+///
+/// ```
+/// # mod fake {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_engine.rs"));
+/// # }
+///
+/// use eldr::{
+///     EngineError, PolicyKind, StreamEvent,
+///     engine::Resident,
+///     schedule::{Priority, SubmitParams},
+///     types::{Request, SamplingParams},
+/// };
+///
+/// # fn main() -> Result<(), EngineError> {
+/// let engine = fake::engine();
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![1, 2, 3], max_tokens: 1000, sampling, domain: None, deadline: None };
+/// // Before others in the queue, and by a policy of its own.
+/// let how = SubmitParams { priority: Priority::High, policy: Some(PolicyKind::RoundRobin) };
+/// let mut stream = engine.submit_with(request, how)?;
+/// while let Some(event) = stream.next() {
+///     if let StreamEvent::Routed { decision, .. } = event {
+///         // The worker has it for as long as it decodes.
+///         for (id, Resident { worker, n_tokens, .. }) in engine.residents() {
+///             assert_eq!((id, worker), (stream.id(), decision.worker));
+///             assert!(n_tokens > 3, "the prompt and what prefill drew");
+///         }
+///         break;
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Resident {
     /// Which worker.

@@ -17,6 +17,31 @@ const LOOK: Duration = Duration::from_millis(50);
 /// in once the last has left, or has been silent for ten seconds.
 ///
 /// Never answers a client itself. eldr's own clients are never silent for longer than a second.
+///
+/// ```
+/// use std::{
+///     io::{Read, Write},
+///     net::{TcpListener, TcpStream},
+/// };
+///
+/// use eldr::engine::RpcFront;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // In front of any server; here one that is asked by hand.
+/// let server = TcpListener::bind("127.0.0.1:0")?;
+/// let front = RpcFront::bind("127.0.0.1:0")?;
+/// let (inner, address) = (server.local_addr()?, front.address()?);
+/// std::thread::spawn(move || front.run(inner));
+///
+/// let mut client = TcpStream::connect(address)?;
+/// client.write_all(b"hello")?;
+/// let (mut served, _) = server.accept()?;
+/// let mut heard = [0; 5];
+/// served.read_exact(&mut heard)?;
+/// assert_eq!(&heard, b"hello");
+/// # Ok(())
+/// # }
+/// ```
 pub struct RpcFront {
     listener: TcpListener,
 }

@@ -384,13 +384,13 @@ impl Shared {
         }
     }
 
-    pub(super) fn set_calibration(&self, calibration: Arc<Calibration>) -> Result<(), EngineError> {
+    pub(super) fn set_calibration(&self, calibration: Arc<Calibration>, counted: &[u32]) -> Result<(), EngineError> {
         let mut state = self.state.lock();
         if state.refit.is_some() {
             let why = "the centroids follow the traffic (--refit), so no file may replace them; restart without it";
             return Err(EngineError::Calibration(why.to_owned()));
         }
-        state.dispatcher.set_calibration(calibration).map_err(EngineError::Calibration)
+        state.dispatcher.set_calibration(calibration, counted).map_err(EngineError::Calibration)
     }
 
     pub(super) fn started(&self) -> Instant {

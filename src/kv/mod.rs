@@ -6,6 +6,11 @@
 //! and in it, so two sequences that start alike hold the same blocks. The [`Ledger`] knows who holds which block and
 //! reports every change as a [`BlockEvent`]; [`SignatureRows`] follows these events with a row of counts for each
 //! block, so that the counts of a prompt whose beginning was not computed again are those of one that was.
+//!
+//! A sequence is never shifted. llama.cpp can move positions back to make room in a full context (`llama_memory_seq_add`),
+//! which turns the keys but keeps values that were computed after tokens which are gone: no prompt gives them, so no name
+//! would be true. A request that fills its slot ends there, with the length as its reason, and a slot whose cells are not
+//! positions 0 to n - 1 is refused ([`ModelRunner::check_held`](crate::schedule::ModelRunner::check_held)).
 
 mod chunk;
 mod event;

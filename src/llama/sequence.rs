@@ -345,6 +345,31 @@ mod tests {
         assert_eq!(first_cells(&[0; 16], 0), None);
     }
 
+    /// llama.cpp's context shift, which no function here does.
+    #[test]
+    fn a_sequence_with_a_gap_or_a_shift_is_not_what_was_run() {
+        let unified = ContextParams { kv_unified: true, ..ContextParams::default() };
+        for params in [ContextParams::default(), unified] {
+            let mut context = context(&ContextParams { n_slots: 2, ..params });
+            prefill(&mut context, &prompt(20), 0);
+            // SAFETY: the context is open and has a sequence 0.
+            assert!(unsafe { sys::llama_memory_seq_rm(context.memory(), 0, 4, 8) });
+            context.verify(0, 20).expect("both ends are there");
+            let error = context.check_seq_cells(0, 20).expect_err("a gap").to_string();
+            assert!(error.contains("not positions 0 to 19 but [0, 1, 2, 3, 8, 9,"), "{error}");
+            // SAFETY: as above.
+            unsafe { sys::llama_memory_seq_add(context.memory(), 0, 8, -1, -4) };
+            for n_tokens in [20, 19, 17] {
+                context.verify(0, n_tokens).expect_err("16 positions");
+                context.check_seq_cells(0, n_tokens).expect_err("16 positions");
+            }
+            // SAFETY: as above.
+            unsafe { sys::llama_memory_seq_add(context.memory(), 0, 0, -1, 4) };
+            let error = context.check_seq_cells(0, 20).expect_err("no beginning").to_string();
+            assert!(error.contains("positions 4 to 19 are there"), "{error}");
+        }
+    }
+
     #[test]
     fn an_empty_sequence_moves_as_an_empty_one() {
         let mut context = context(&ContextParams { n_slots: 2, ..ContextParams::default() });

@@ -43,6 +43,11 @@ impl Centroids {
         if found != want {
             return Err(RouteBuildError::Width { found, want });
         }
+        self.replace(rows)
+    }
+
+    /// As [`Centroids::set`], of any width.
+    pub(super) fn replace(&mut self, rows: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
         self.is_set = check_rows(rows)?;
         self.rows = in_row_order(Arc::clone(rows));
         Ok(())

@@ -73,6 +73,10 @@ impl<L: PolicyLayer> RoutePolicy for L {
         self.inner_mut().set_centroids(centroids)
     }
 
+    fn replace_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.inner_mut().replace_centroids(centroids)
+    }
+
     fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
         self.inner_mut().cost(request, workers)
     }

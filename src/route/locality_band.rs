@@ -110,6 +110,10 @@ impl RoutePolicy for LocalityBand {
     fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
         self.centroids.set(centroids)
     }
+
+    fn replace_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.centroids.replace(centroids)
+    }
 }
 
 #[cfg(test)]

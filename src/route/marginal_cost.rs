@@ -269,6 +269,10 @@ impl RoutePolicy for MarginalCost {
         self.centroids.as_mut().map_or(Ok(()), |old| old.set(centroids))
     }
 
+    fn replace_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.centroids.as_mut().map_or(Ok(()), |old| old.replace(centroids))
+    }
+
     /// Less what it would cost the worker's batch on average: requests that pick many experts must run some time, and a
     /// bargain is one that the batch of now makes cheap.
     fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {

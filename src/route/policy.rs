@@ -235,6 +235,11 @@ pub trait RoutePolicy: Send {
         Ok(())
     }
 
+    /// As [`RoutePolicy::set_centroids`], for signatures of other layers: of any width, as all signatures are from then on.
+    fn replace_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.set_centroids(centroids)
+    }
+
     /// How dear placing `request` on the best worker would be now; with it the dispatcher compares requests that wait.
     /// Nothing where no worker has room, and from a policy that does not predict it.
     fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {

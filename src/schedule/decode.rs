@@ -31,6 +31,41 @@ pub struct DecodeWorker {
 }
 
 /// What decode workers tell of answers that go back to the prefix cache.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use eldr::{
+///     schedule::{
+///         Answers, CacheUse, DecodeWorker, FakeModel, FakeRunner, Job, Leftover, ModelRunner, PrefillWorker, WorkerEvent,
+///     },
+///     types::{Request, RequestId, SamplingParams},
+/// };
+///
+/// // A prefill and a decode worker of a toy model, which gives back what has a block of four tokens more than its prompt.
+/// let model = FakeModel { n_vocab: 50, n_layer: 2, n_expert: 8, n_expert_used: 2 };
+/// let mut runners = [(); 2].map(|()| FakeRunner::new(model, 4, 256, Vec::new()));
+/// let mut prefill = PrefillWorker::new(runners[0].info(), 16, 4, &[], model.n_expert);
+/// let answers = Answers { layers: [].into(), n_expert: model.n_expert, block: 4 };
+/// let mut decode = DecodeWorker::new(runners[1].info(), 16, &[]).returning(Some(answers));
+///
+/// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+/// let request = Request { prompt: vec![1, 2, 3], max_tokens: 8, sampling, domain: None, deadline: None };
+/// prefill.admit(Job::new(RequestId(0), Arc::new(request)));
+/// let mut events = Vec::new();
+/// prefill.step(&mut runners[0], &mut events);
+/// let Some(WorkerEvent::Prefilled(handoff)) = events.pop() else { panic!("the prompt is done") };
+/// let CacheUse { n_tokens, .. } = handoff.job.cache;
+/// assert_eq!(n_tokens, 0, "nothing of it was there");
+/// decode.admit(handoff);
+/// while !decode.is_idle() {
+///     decode.step(&mut runners[1], &mut events);
+/// }
+/// let left = events.iter().find_map(|event| if let WorkerEvent::Left(left) = event { Some(left) } else { None });
+/// let Leftover { tokens, n_base, .. } = left.expect("prompt and answer go back");
+/// // The last token drawn was not run.
+/// assert_eq!((tokens.len(), *n_base), (3 + 8 - 1, 3));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Answers {
     /// MoE layers whose picks the prefill workers count; none if they count nothing.

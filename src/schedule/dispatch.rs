@@ -1,9 +1,11 @@
+mod calibrated;
 mod members;
 mod policies;
 mod views;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use calibrated::signature;
 pub use members::MemberError;
 use ndarray::Array2;
 use policies::Policies;
@@ -258,27 +260,6 @@ impl Dispatcher {
         self.policies.set_centroids(centroids)
     }
 
-    /// Makes signatures of requests to come by another calibration, and compares them with its centroids.
-    ///
-    /// The prefill workers count the layers of the old one, so the new one must have the same.
-    pub fn set_calibration(&mut self, calibration: Arc<Calibration>) -> Result<(), String> {
-        let Some(old) = &self.calibration else {
-            return Err(
-                "the workers were started without a calibration, so they count no experts; restart with one".into()
-            );
-        };
-        if old.layers != calibration.layers {
-            return Err(format!(
-                "the new calibration compares layers {:?} and the workers count {:?}; restart to use it",
-                calibration.layers, old.layers
-            ));
-        }
-        let centroids = Arc::new(calibration.centroids.clone());
-        self.policies.set_centroids(&centroids).map_err(|error| error.to_string())?;
-        self.calibration = Some(calibration);
-        Ok(())
-    }
-
     /// The prefill worker that holds most of what a finished request left; none if none holds anything of it.
     fn keeper(&self, left: &Leftover) -> Option<WorkerId> {
         let blocks = self.prefixes.names(&left.tokens);
@@ -292,10 +273,7 @@ impl Dispatcher {
         if self.end_cancelled(id, commands) {
             return;
         }
-        let signature = match (&self.calibration, &handoff.counts) {
-            (Some(calibration), Some(counts)) => calibration.signature(counts),
-            _ => None,
-        };
+        let signature = self.calibration.as_deref().and_then(|calibration| signature(calibration, &handoff));
         let usage = handoff.job.usage();
         let record = self.record(id);
         record.place = Place::Handoff;

@@ -63,6 +63,10 @@ impl<T> Waiting<T> {
         self.items.iter().map(|(item, _)| item)
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.items.iter_mut().map(|(item, _)| item)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }

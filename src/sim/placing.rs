@@ -37,6 +37,29 @@ impl PlacingParams {
 }
 
 /// Where each cluster's experts are, by layer, and what that saves.
+///
+/// ```
+/// # mod planted {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/planted_trace.rs"));
+/// # }
+///
+/// use eldr::{
+///     calibrate::{CalibrationInput, CalibrationParams, fit},
+///     sim::{Judged, Placement, PlacingParams, ReplaySet, place_experts},
+/// };
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Each of four domains picks from experts of its own, which in order are all on one rank.
+/// let trace = planted::trace(64);
+/// let (calibration, _) = fit(&CalibrationInput::of_trace(&trace, 0..64), &CalibrationParams::new(4))?;
+/// let params = PlacingParams { n_batches: 8, ..PlacingParams::new(4) };
+/// let placed: Placement = place_experts(&trace, &ReplaySet::new(&trace), &calibration, &params);
+/// let Judged { in_order, own, .. } = placed.judged;
+/// assert!(own < in_order);
+/// assert_eq!(placed.ranks()?.len(), 4, "one placement a cluster");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
     /// [`PLACEMENT_VERSION`].

@@ -155,6 +155,14 @@ static void known_requests(void) {
   shape.n_layers = 2;
   EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_ARGUMENT);
   shape.layers = NULL;
+  // Numbers that were never set are not asked of the memory.
+  shape.n_layer = UINT32_MAX;
+  EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_ARGUMENT);
+  shape.n_layer = 4096;
+  shape.n_expert = 65536;
+  EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_ARGUMENT);
+  shape.n_layer = 3;
+  shape.n_expert = 4;
   EXPECT(eldr_calibration_of_shape(&shape, NULL), ELDR_STATUS_NULL);
   EXPECT(eldr_calibration_of_shape(NULL, &model), ELDR_STATUS_NULL);
   EXPECT(eldr_calibration_of_shape(&shape, &model), ELDR_STATUS_OK);
@@ -169,6 +177,8 @@ static void known_requests(void) {
   eldr_router *router = NULL;
   EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_CONFIG);
   params.calibration = model;
+  EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_CONFIG);
+  params.n_workers = UINT32_MAX;
   EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_CONFIG);
   params.n_workers = 2;
   EXPECT(eldr_router_open(&params, &router), ELDR_STATUS_OK);
@@ -208,6 +218,15 @@ static void known_requests(void) {
   EXPECT(eldr_router_step(router, 0, 1, 0.5), ELDR_STATUS_OK);
   EXPECT(eldr_router_leave(router, 0), ELDR_STATUS_OK);
   EXPECT(eldr_router_leave(router, 0), ELDR_STATUS_ARGUMENT);
+  // Counts that are doubled until no more fit stay what they were.
+  EXPECT(eldr_counts_open(model, &counts), ELDR_STATUS_OK);
+  for (uint32_t layer = 0; layer < 2; layer++) EXPECT(eldr_counts_add(counts, layer, picks, 2), ELDR_STATUS_OK);
+  for (int i = 0; i < 29; i++) EXPECT(eldr_counts_merge(counts, counts), ELDR_STATUS_OK);
+  EXPECT(eldr_counts_merge(counts, counts), ELDR_STATUS_ARGUMENT);
+  uint32_t n_tokens = 0;
+  EXPECT(eldr_counts_get_tokens(counts, &n_tokens), ELDR_STATUS_OK);
+  EXPECT_TRUE(n_tokens == 1u << 30);
+  EXPECT(eldr_counts_free(counts), ELDR_STATUS_OK);
   EXPECT(eldr_calibration_free(model), ELDR_STATUS_OK);
   EXPECT(eldr_calibration_free(model), ELDR_STATUS_HANDLE);
   EXPECT(eldr_calibration_free(wide), ELDR_STATUS_OK);

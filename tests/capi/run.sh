@@ -78,6 +78,8 @@ checked abuse "$work/abuse_router"
 "$work/abuse_router_asan"
 
 step "a CMake project that finds the package"
+# cmake refuses a build folder of another checkout, or one that was copied.
+rm -rf "$work/consumer" "$work/consumer_asan"
 cmake -S tests/capi/consumer -B "$work/consumer" -DCMAKE_PREFIX_PATH="$router" >/dev/null
 cmake --build "$work/consumer" >/dev/null
 for kind in eldr static; do

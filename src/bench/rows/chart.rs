@@ -84,11 +84,11 @@ fn charts(rows: &Rows) -> Vec<Chart> {
     verbs.dedup();
     for verb in verbs {
         let own: Vec<&Group> = all.iter().filter(|group| group.verb == verb).collect();
-        let settings = varying(&own);
-        let is_number = |name: &&String| own.iter().all(|group| group.setting.get(*name).is_some_and(Value::is_number));
-        for x in settings.iter().filter(is_number) {
-            let measures = DRAWN.iter().filter(|name| own.iter().any(|group| group.samples.contains_key(**name)));
-            charts.extend(measures.filter_map(|measure| chart(&own, &settings, x, measure)));
+        for x in varying(&own) {
+            let with: Vec<&Group> = own.iter().copied().filter(|group| number(group, &x).is_some()).collect();
+            let settings: Vec<String> = varying(&with).into_iter().filter(|name| !follows(&with, name, &x)).collect();
+            let measures = DRAWN.iter().filter(|name| with.iter().any(|group| group.samples.contains_key(**name)));
+            charts.extend(measures.filter_map(|measure| chart(&with, &settings, &x, measure)));
         }
     }
     let lines = exponents(rows)
@@ -103,18 +103,30 @@ fn charts(rows: &Rows) -> Vec<Chart> {
     charts
 }
 
+fn number(group: &Group, setting: &str) -> Option<f64> {
+    group.setting.get(setting).and_then(Value::as_f64)
+}
+
+/// Whether a setting only changes where `x` does, as the number of prefill workers may with that of decode workers: then it
+/// tells no lines apart.
+fn follows(own: &[&Group], name: &str, x: &str) -> bool {
+    own.iter()
+        .all(|a| own.iter().all(|b| a.setting.get(x) != b.setting.get(x) || a.setting.get(name) == b.setting.get(name)))
+}
+
+/// `own` all have the number `x`; `settings` are what else tells them apart.
 fn chart(own: &[&Group], settings: &[String], x: &str, measure: &str) -> Option<Chart> {
     let mut lines: Vec<Line> = Vec::new();
     for group in own {
-        let others = settings.iter().filter(|name| *name != x);
-        let name: Vec<String> = others
+        let name: Vec<String> = settings
+            .iter()
             .map(|name| {
                 let value = group.shown(name);
                 if name == "policy" { value } else { format!("{name} {value}") }
             })
             .collect();
         let name = name.join(", ");
-        let (Some(at), Some((mean, _))) = (group.setting[x].as_f64(), group.measured(measure)) else { continue };
+        let (Some(at), Some((mean, _))) = (number(group, x), group.measured(measure)) else { continue };
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push((at, mean)),
             None => lines.push(Line { name, points: vec![(at, mean)] }),
@@ -234,6 +246,24 @@ mod tests {
         let slope = |a: (f64, f64), b: (f64, f64)| (b.1 - a.1) / (b.0 - a.0);
         assert!((slope(line[0], line[1]) - slope(line[1], line[2])).abs() < 0.01, "{line:?}");
         assert!(elements(&rows)[0].contains("routing by workers: 2.00"));
+    }
+
+    #[test]
+    fn a_setting_that_follows_another_parts_no_line_and_rows_without_the_setting_hide_none() {
+        // "there is nothing to draw": pools whose prefill workers grow with them, beside rows that have rates.
+        let mut rows = sample();
+        for row in &mut rows.rows {
+            let rate = row.setting.remove("rate").and_then(|rate| rate.as_f64()).expect("a rate");
+            row.setting.insert("workers".to_owned(), rate.into());
+            row.setting.insert("prefill".to_owned(), (rate / 4.0).into());
+        }
+        let pools = charts(&rows);
+        assert_eq!(pools.iter().filter(|chart| chart.x == "workers").count(), 3);
+        assert!(pools.iter().all(|chart| chart.lines.iter().all(|line| line.points.len() == 2)));
+        rows.rows.extend(sample().rows);
+        let both = charts(&rows);
+        let of = |x: &str| both.iter().filter(|chart| chart.x == x).count();
+        assert_eq!((of("workers"), of("rate")), (3, 3));
     }
 
     #[test]

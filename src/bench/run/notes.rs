@@ -30,9 +30,14 @@ impl Bench<'_> {
         }
         if self.keeps_prefixes() {
             notes.extend(self.caches.iter().map(|(policy, cache)| {
+                let returned = self.config.cache_answers.then(|| format!(" {} answers came back.", cache.n_returned));
                 format!(
-                    "Prefix cache, {policy}: {} of {} prompt tokens were there ({} copies, {} fallbacks).",
-                    cache.n_cached_tokens, cache.n_prompt_tokens, cache.n_copies, cache.n_fallbacks
+                    "Prefix cache, {policy}: {} of {} prompt tokens were there ({} copies, {} fallbacks).{}",
+                    cache.n_cached_tokens,
+                    cache.n_prompt_tokens,
+                    cache.n_copies,
+                    cache.n_fallbacks,
+                    returned.unwrap_or_default()
                 )
             }));
         }

@@ -28,16 +28,22 @@ pub(super) struct Policies {
     lent: BTreeMap<PolicyKind, Box<dyn RoutePolicy>>,
     /// The last centroids, for policies that are lent later.
     centroids: Option<Arc<Array2<f32>>>,
+    /// They may be of other layers than those a policy is made with.
+    replaced: bool,
 }
 
 impl Policies {
     pub fn new(main: Box<dyn RoutePolicy>) -> Self {
-        Self { main, lent: BTreeMap::new(), centroids: None }
+        Self { main, lent: BTreeMap::new(), centroids: None, replaced: false }
     }
 
     pub fn lend(&mut self, kind: PolicyKind, mut policy: Box<dyn RoutePolicy>) -> Result<(), RouteBuildError> {
         if let Some(centroids) = &self.centroids {
-            policy.set_centroids(centroids)?;
+            if self.replaced {
+                policy.replace_centroids(centroids)?;
+            } else {
+                policy.set_centroids(centroids)?;
+            }
         }
         self.lent.insert(kind, policy);
         Ok(())
@@ -71,6 +77,12 @@ impl Policies {
     pub fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
         self.each(|policy| policy.set_centroids(centroids))?;
         self.centroids = Some(Arc::clone(centroids));
+        Ok(())
+    }
+
+    pub fn replace_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
+        self.each(|policy| policy.replace_centroids(centroids))?;
+        (self.centroids, self.replaced) = (Some(Arc::clone(centroids)), true);
         Ok(())
     }
 
