@@ -622,7 +622,8 @@ eldr_status eldr_counts_add_tap(struct eldr_counts *counts,
 //
 // Errors: ELDR_STATUS_MISMATCH for counts of another calibration, ELDR_STATUS_ARGUMENT if a layer would have counted more
 // than 2^32 - 1 picks.
-eldr_status eldr_counts_merge(struct eldr_counts *to, const struct eldr_counts *from);
+eldr_status eldr_counts_merge(struct eldr_counts *to,
+                              const struct eldr_counts *from);
 
 // Counts no tokens any more. Any thread.
 eldr_status eldr_counts_clear(struct eldr_counts *counts);
@@ -916,7 +917,9 @@ eldr_status eldr_engine_submit(struct eldr_engine *engine,
 // ELDR_STATUS_WAIT if nothing happened in time, ELDR_STATUS_END once everything was read; `event` tells nothing then, so
 // keep what the last one told.
 // Errors: ELDR_STATUS_ARGUMENT for a request that has a callback.
-eldr_status eldr_request_next(struct eldr_request *request, int64_t timeout_ms, struct eldr_event *event);
+eldr_status eldr_request_next(struct eldr_request *request,
+                              int64_t timeout_ms,
+                              struct eldr_event *event);
 
 // Asks for an early end: what was drawn before and the end still come. Does nothing to a request that has ended. Any
 // thread, callbacks too.
