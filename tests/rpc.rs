@@ -182,7 +182,8 @@ fn two_rpc_devices_give_the_text_and_the_counts_of_the_cpu() {
     let (texts, _, counts) = serve(&config("1@cpu", "1@cpu"));
     let endpoints = [free_endpoint(), free_endpoint()];
     let _servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
-    let names: Vec<String> = endpoints.iter().flat_map(|endpoint| add_rpc(endpoint).unwrap()).collect();
+    let names: Vec<String> =
+        endpoints.iter().flat_map(|endpoint| add_rpc(endpoint, Duration::from_secs(30)).unwrap()).collect();
     assert_eq!(names.len(), 2);
     let [first, second] = [&names[0], &names[1]];
     let rpc = config(&format!("1@{first}"), &format!("1@{first},1@{second}"));

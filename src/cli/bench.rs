@@ -140,7 +140,7 @@ impl BenchArgs {
         let mut params = self.params()?;
         self.check_labels(&mut params.policies)?;
         self.check_outputs(&params.model)?;
-        self.model.add_rpc()?;
+        self.model.add_rpc(&params.config)?;
         progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
         if let Some(path) = &self.fit {
             let rows = sweep::fit(&params, path, output)?;

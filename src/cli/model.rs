@@ -30,15 +30,15 @@ impl ModelArgs {
     /// Makes remote devices known, then loads the model on the devices of the workers in `config`.
     pub fn load(&self, config: &EngineConfig) -> Result<(PathBuf, LoadedModel), CliError> {
         let path = shipped_or(self.model.as_ref())?;
-        self.add_rpc()?;
+        self.add_rpc(config)?;
         let loaded = LoadedModel::load(&path, config)?;
         Ok((path, loaded))
     }
 
     /// Makes the devices of the RPC servers asked for known.
-    pub fn add_rpc(&self) -> Result<(), CliError> {
+    pub fn add_rpc(&self, config: &EngineConfig) -> Result<(), CliError> {
         for endpoint in &self.rpc {
-            let names = engine::add_rpc(endpoint)?;
+            let names = engine::add_rpc(endpoint, config.rpc_deadline)?;
             log::info!("{endpoint} serves {}", names.join(", "));
         }
         Ok(())

@@ -219,8 +219,11 @@ impl EngineConfig {
         let deadline = (1..=3600).contains(&self.rpc_deadline.as_secs());
         rule(deadline, "the deadline of RPC servers must be between 1 and 3600 seconds");
         let keeps = self.prefix_cache != PrefixBudget::Off;
-        let asked = self.cache_dir.is_some() || !self.pins.is_empty() || self.cache_answers;
-        rule(keeps || !asked, "a cache folder, pins and answers need the prefix cache, which is off; switch it on");
+        let asked = self.cache_ram_mib > 0 || self.cache_dir.is_some() || !self.pins.is_empty() || self.cache_answers;
+        rule(
+            keeps || !asked,
+            "cache memory, a cache folder, pins and answers need the prefix cache, which is off; switch it on",
+        );
         rule(
             !(self.exact && self.cache_answers),
             "an exact run can not use answers again: a token computed alone and one computed with a prompt differ in the \

@@ -1,6 +1,6 @@
 use crate::{
     engine::{EngineConfig, EngineError, HostExperts, ThreadPlan, Topology, WorkerSpec},
-    llama::{Backend, CpuMoe, Device, DeviceKind},
+    llama::{Backend, CpuMoe, Device, DeviceKind, rpc_endpoint},
     types::CpuSet,
 };
 
@@ -90,7 +90,11 @@ pub fn thread_use(config: &EngineConfig) -> Result<ThreadUse, EngineError> {
 
 /// The device of an entry; a remote one keeps to the configured deadline.
 pub(super) fn device(best: &Device, spec: &WorkerSpec, config: &EngineConfig) -> Result<Device, EngineError> {
-    let device = spec.device.as_deref().map_or_else(|| Ok(best.clone()), |name| Backend::init().device(name))?;
+    let backend = Backend::init();
+    if let Some(endpoint) = spec.device.as_deref().and_then(rpc_endpoint) {
+        backend.add_rpc(endpoint, config.rpc_deadline)?;
+    }
+    let device = spec.device.as_deref().map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
     device.set_deadline(config.rpc_deadline);
     Ok(device)
 }

@@ -1,10 +1,10 @@
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use serde::Serialize;
 
 use crate::{
     engine::EngineError,
-    llama::{self, Backend, DeviceInfo, RPC_DEADLINE},
+    llama::{self, Backend, DeviceInfo},
 };
 
 /// What this build of eldr stands on.
@@ -28,9 +28,10 @@ pub fn is_device(device: &DeviceInfo, name: &str) -> bool {
     llama::is_named(device, name)
 }
 
-/// Makes the devices of an RPC server (`HOST:PORT`) known; gives their names.
-pub fn add_rpc(endpoint: &str) -> Result<Vec<String>, EngineError> {
-    Ok(Backend::init().add_rpc(endpoint, RPC_DEADLINE)?.iter().map(|device| device.name().to_owned()).collect())
+/// Makes the devices of an RPC server (`HOST:PORT`) known; gives their names. It may keep a byte waiting for `deadline`
+/// at the longest.
+pub fn add_rpc(endpoint: &str, deadline: Duration) -> Result<Vec<String>, EngineError> {
+    Ok(Backend::init().add_rpc(endpoint, deadline)?.iter().map(|device| device.name().to_owned()).collect())
 }
 
 /// What this build of eldr stands on.

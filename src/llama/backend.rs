@@ -107,7 +107,7 @@ impl Backend {
             return Err(LlamaError::NoRpc);
         }
         // Not under the lock: a server may take its time.
-        let session = Arc::new(Session::open(endpoint, deadline).map_err(&rpc)?);
+        let session = Arc::new(Session::open(endpoint, deadline).map_err(|why| rpc(unopened(&why)))?);
         {
             let mut registry = lock();
             if !registry.iter().any(|remote| is_well(remote, endpoint)) {
@@ -238,6 +238,14 @@ fn parse_endpoint(endpoint: &str) -> Result<(), String> {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(()),
         _ => Err("an endpoint is HOST:PORT, such as 127.0.0.1:50052".to_owned()),
     }
+}
+
+/// Why a server could not be opened, with what is usually behind a silent one.
+fn unopened(why: &str) -> String {
+    if why.contains("did not answer") {
+        return format!("{why}; it has another client, or is no `eldr rpc-server`: give each eldr a server of its own");
+    }
+    why.to_owned()
 }
 
 /// The `HOST:PORT` of `rpc:HOST:PORT`; none for `rpc:1`, which is a device's name.

@@ -41,7 +41,9 @@ pub fn config(config: &EngineConfig, devices: &[DeviceInfo], findings: &mut Find
     let mut all_there = true;
     for (_, &name) in names.iter().enumerate().filter(|(at, name)| !names[..*at].contains(name)) {
         let found = match engine::rpc_endpoint(name) {
-            Some(endpoint) => engine::add_rpc(endpoint).map(drop).map_err(|error| error.to_string()),
+            Some(endpoint) => {
+                engine::add_rpc(endpoint, config.rpc_deadline).map(drop).map_err(|error| error.to_string())
+            }
             None if devices.iter().any(|device| engine::is_device(device, name)) => Ok(()),
             None => Err(format!("there is no device '{name}'")),
         };

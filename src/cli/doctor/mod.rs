@@ -47,13 +47,13 @@ impl DoctorArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let mut findings = Findings::default();
         let versions = engine::versions();
-        if let Err(error) = self.model.add_rpc() {
+        let config = self.config();
+        if let Err(error) = self.model.add_rpc(&config) {
             findings.broken(error.message, "start the server, or leave --rpc out");
         }
         let devices = engine::devices();
         let machine =
             Machine::detect(Some(versions.llama_cpp.clone()), devices.iter().map(|d| d.name.clone()).collect());
-        let config = self.config();
         checks::environment(&mut findings);
         checks::gpus(&devices, &mut findings);
         checks::config(&config, &devices, &mut findings);
