@@ -73,6 +73,26 @@ fn a_stop_string_ends_the_text_and_no_part_of_it_is_seen() {
     assert!(world.wait_idle());
 }
 
+// Symptom: an answer that a stop string ended had no usage.prompt_tokens_details.
+#[test]
+fn an_answer_that_a_stop_string_ends_says_what_was_cached() {
+    let world = World::start();
+    let (text, _, _) = says("stop here", 3, 60);
+    let details = json!({"cached_tokens": 0});
+    // The first token comes from prefill, the tenth from decode.
+    for at in [0, 9] {
+        let stop = text.chars().nth(at);
+        let mut body = json!({"prompt": "stop here", "seed": 3, "max_tokens": 60, "stop": [stop]});
+        let reply = world.post("/v1/completions", &body).json();
+        assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+        assert_eq!(reply["usage"]["prompt_tokens_details"], details, "{reply}");
+        body["stream"] = true.into();
+        body["stream_options"] = json!({"include_usage": true});
+        let events = world.post("/v1/completions", &body).events();
+        assert_eq!(events.last().unwrap()["usage"]["prompt_tokens_details"], details);
+    }
+}
+
 #[test]
 fn every_prompt_and_every_n_is_a_choice_with_a_seed_of_its_own() {
     let world = World::start();
