@@ -286,6 +286,16 @@ fn keys_keep_out_who_has_none() {
     assert_eq!(refused["error"]["code"], "invalid_api_key");
 }
 
+// Symptom: a key that is not ASCII was taken at the start and then let nobody in.
+#[test]
+fn a_key_that_is_not_ascii_opens() {
+    let config = ServerConfig { api_keys: vec!["schl\u{fc}ssel".to_owned()], ..ServerConfig::default() };
+    let world = World::with(config, DispatchLimits::default(), ModelCard::default());
+    let ask = |key: &str| Reply::read(world.send("GET", "/v1/models", "", &[("Authorization", key)])).status;
+    assert_eq!(ask("Bearer schl\u{fc}ssel"), 200);
+    assert_eq!((ask("Bearer schl\u{f6}ssel"), ask("schl\u{fc}ssel")), (401, 401));
+}
+
 // Symptom in other servers: /health is dead while a prompt is processed (ik_llama.cpp#1210).
 #[test]
 fn the_control_plane_answers_while_every_worker_is_stuck_in_a_prompt() {
