@@ -73,6 +73,26 @@ fn a_stop_string_ends_the_text_and_no_part_of_it_is_seen() {
     assert!(world.wait_idle());
 }
 
+// Symptom: an answer that a stop string ended had no usage.prompt_tokens_details.
+#[test]
+fn an_answer_that_a_stop_string_ends_says_what_was_cached() {
+    let world = World::start();
+    let (text, _, _) = says("stop here", 3, 60);
+    let details = json!({"cached_tokens": 0});
+    // The first token comes from prefill, the tenth from decode.
+    for at in [0, 9] {
+        let stop = text.chars().nth(at);
+        let mut body = json!({"prompt": "stop here", "seed": 3, "max_tokens": 60, "stop": [stop]});
+        let reply = world.post("/v1/completions", &body).json();
+        assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+        assert_eq!(reply["usage"]["prompt_tokens_details"], details, "{reply}");
+        body["stream"] = true.into();
+        body["stream_options"] = json!({"include_usage": true});
+        let events = world.post("/v1/completions", &body).events();
+        assert_eq!(events.last().unwrap()["usage"]["prompt_tokens_details"], details);
+    }
+}
+
 #[test]
 fn every_prompt_and_every_n_is_a_choice_with_a_seed_of_its_own() {
     let world = World::start();
@@ -264,6 +284,16 @@ fn keys_keep_out_who_has_none() {
     assert_eq!(world.get("/health").status, 200);
     let refused = world.get("/metrics").json();
     assert_eq!(refused["error"]["code"], "invalid_api_key");
+}
+
+// Symptom: a key that is not ASCII was taken at the start and then let nobody in.
+#[test]
+fn a_key_that_is_not_ascii_opens() {
+    let config = ServerConfig { api_keys: vec!["schl\u{fc}ssel".to_owned()], ..ServerConfig::default() };
+    let world = World::with(config, DispatchLimits::default(), ModelCard::default());
+    let ask = |key: &str| Reply::read(world.send("GET", "/v1/models", "", &[("Authorization", key)])).status;
+    assert_eq!(ask("Bearer schl\u{fc}ssel"), 200);
+    assert_eq!((ask("Bearer schl\u{f6}ssel"), ask("schl\u{fc}ssel")), (401, 401));
 }
 
 // Symptom in other servers: /health is dead while a prompt is processed (ik_llama.cpp#1210).

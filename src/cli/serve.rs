@@ -43,7 +43,7 @@ pub struct ServeArgs {
     /// A key that lets requests in; may be repeated
     #[arg(long, value_name = "KEY", hide_default_value = true)]
     api_key: Vec<String>,
-    /// A file with one such key a line
+    /// A file with one such key a line; lines that begin with # are comments
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// A file with a chat template in Jinja, instead of the model's own
@@ -177,7 +177,7 @@ impl ServeArgs {
         };
         let mut api_keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
-            api_keys.extend(read(path)?.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned));
+            api_keys.extend(keys_of(&read(path)?));
             if api_keys.is_empty() {
                 return Err(CliError::input(format!("{} has no key in it; write one a line", path.display())));
             }
@@ -233,5 +233,22 @@ impl From<ServerError> for CliError {
             ServerError::Threads(_) => Self::failed(error),
             _ => Self::input(error),
         }
+    }
+}
+
+/// The keys of a key file's text.
+fn keys_of(text: &str) -> impl Iterator<Item = String> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: the comment of a key file was a key that let everyone in who knew it.
+    #[test]
+    fn a_comment_in_a_key_file_is_no_key() {
+        let keys: Vec<String> = keys_of("# of the team\n one \n\n  # old\ntwo#2\n").collect();
+        assert_eq!(keys, ["one", "two#2"]);
     }
 }

@@ -83,6 +83,11 @@ impl Lent {
 
     pub fn builder(self) -> PolicyBuilder {
         Box::new(move |kind| {
+            if kind.needs_calibration() && self.params.centroids.is_none() {
+                return Err(format!(
+                    "there is no calibration, which policy {kind} needs; start with --policy {kind} --calibration FILE"
+                ));
+            }
             if (kind.uses_counts() && !self.counts_all) || (kind.needs_calibration() && !self.counts_mask) {
                 return Err(format!(
                     "the prefill workers do not count the experts that policy {kind} compares; start with --policy {kind}"
@@ -169,5 +174,13 @@ mod tests {
         }
         let why = lends(false, false, PolicyKind::LocalityBand).expect_err("nothing is counted");
         assert!(why.ends_with("start with --policy locality_band"), "{why}");
+    }
+
+    // Symptom: without a calibration the advice was to start with --policy locality_band, which then asked for one.
+    #[test]
+    fn a_policy_that_needs_a_calibration_says_so() {
+        let lend = Lent::load_balancers(2).builder();
+        let why = lend(PolicyKind::LocalityBand).map(|policy| policy.name()).expect_err("no calibration");
+        assert!(why.ends_with("start with --policy locality_band --calibration FILE"), "{why}");
     }
 }

@@ -150,8 +150,8 @@ impl Shared {
             state.dispatcher.stepped(worker, n_batch, took);
         }
         for mut event in events.drain(..) {
-            if let WorkerEvent::Token { id, token, logprobs } = &mut event {
-                state.send(*id, RawEvent::Token(*token, now, logprobs.take()));
+            if let WorkerEvent::Token { id, token, logprobs, n_cached } = &mut event {
+                state.send(*id, RawEvent::Token(*token, now, logprobs.take(), *n_cached));
             }
             if let WorkerEvent::Lost { error } = &event {
                 log::error!("{source:?} is lost, its requests go to other workers: {error}");

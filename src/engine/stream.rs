@@ -80,7 +80,8 @@ pub enum StreamEvent {
 /// What the workers put into a stream.
 #[derive(Debug)]
 pub(super) enum RawEvent {
-    Token(Token, Duration, Option<Box<TokenLogprobs>>),
+    /// With the number of the prompt's tokens that were not computed.
+    Token(Token, Duration, Option<Box<TokenLogprobs>>, u32),
     Routed(Box<Decision>, Duration, Option<Arc<ExpertCounts>>),
     End(Outcome),
 }
@@ -124,6 +125,7 @@ pub struct TokenStream {
     shared: Weak<Shared>,
     text: Utf8Tail,
     counts: Option<Arc<ExpertCounts>>,
+    n_cached: Option<u32>,
     ended: bool,
 }
 
@@ -134,7 +136,7 @@ impl TokenStream {
         tokenizer: Arc<dyn Tokenizer>,
         shared: Weak<Shared>,
     ) -> Self {
-        Self { id, events, tokenizer, shared, text: Utf8Tail::default(), counts: None, ended: false }
+        Self { id, events, tokenizer, shared, text: Utf8Tail::default(), counts: None, n_cached: None, ended: false }
     }
 
     /// The request's id.
@@ -145,6 +147,11 @@ impl TokenStream {
     /// The experts that the prompt picked in prefill: known once the request was routed, where prefill workers count.
     pub fn counts(&self) -> Option<&Arc<ExpertCounts>> {
         self.counts.as_ref()
+    }
+
+    /// Tokens of the prompt that were not computed, as [`Usage::cached_tokens`]: known once the first token came.
+    pub fn cached_tokens(&self) -> Option<u32> {
+        self.n_cached
     }
 
     /// Waits for the next event; nothing once the request has ended.
@@ -201,7 +208,8 @@ impl TokenStream {
 
     fn translate(&mut self, event: Option<RawEvent>) -> StreamEvent {
         match event {
-            Some(RawEvent::Token(token, at, logprobs)) => {
+            Some(RawEvent::Token(token, at, logprobs, n_cached)) => {
+                self.n_cached = Some(n_cached);
                 let text = self.text.push(&self.tokenizer.piece(token));
                 StreamEvent::Token { token, text, at, logprobs }
             }
@@ -211,6 +219,7 @@ impl TokenStream {
             }
             Some(RawEvent::End(Outcome::Finished(reason, usage))) => {
                 self.ended = true;
+                self.n_cached = Some(usage.cached_tokens);
                 StreamEvent::End { reason, usage, text: self.text.finish() }
             }
             Some(RawEvent::End(Outcome::Failed(error))) => {

@@ -15,6 +15,8 @@ pub enum WorkerEvent {
         token: Token,
         /// How likely it was, if the request asked.
         logprobs: Option<Box<TokenLogprobs>>,
+        /// Tokens of its prompt that were not computed.
+        n_cached: u32,
     },
     /// A prompt is done and can be handed to a decode worker.
     Prefilled(Handoff),

@@ -372,7 +372,7 @@ pub(super) fn draw(
     if !job.request.sampling.ignore_eos && eog.contains(&token) {
         return Some(FinishReason::Stop);
     }
-    events.push(WorkerEvent::Token { id: job.id, token, logprobs });
+    events.push(WorkerEvent::Token { id: job.id, token, logprobs, n_cached: job.n_cached });
     job.generated.push(token);
     let full = job.generated.len() as u32 >= job.request.max_tokens || job.n_tokens() > n_ctx_slot;
     full.then_some(FinishReason::Length)

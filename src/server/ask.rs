@@ -22,6 +22,9 @@ const MAX_BIASES: usize = 1024;
 /// Likeliest tokens a request may see.
 pub(super) const MAX_LOGPROBS: u64 = 20;
 
+/// The fields of a request's `eldr`.
+const ELDR: [&str; 4] = ["policy", "explain", "domain", "priority"];
+
 /// What every kind of generation can be asked for.
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
@@ -47,6 +50,7 @@ impl Ask {
     /// use.
     pub fn read(fields: &Fields<'_>, seed: u64, policy: &str, max_choices: usize) -> Result<Self, ApiError> {
         let eldr = fields.object("eldr")?;
+        eldr.as_ref().map_or(Ok(()), |eldr| eldr.only(&ELDR))?;
         let asked = eldr.as_ref().map_or(Ok(None), other_policy)?;
         let eldr = |read: &dyn Fn(&Fields<'_>) -> Result<bool, ApiError>| eldr.as_ref().map_or(Ok(false), read);
         let stream = fields.flag("stream")?.unwrap_or(false);
@@ -344,5 +348,16 @@ mod tests {
             let error = read(&body).expect_err(param);
             assert_eq!(error.param.as_deref(), Some(param), "{body}");
         }
+    }
+
+    // Symptom: {"eldr": {"polcy": "random"}} was routed by the server's policy without a word.
+    #[test]
+    fn an_unknown_field_of_eldr_is_refused() {
+        let error = read(&json!({"eldr": {"explain": true, "polcy": "random"}})).expect_err("unknown");
+        assert_eq!(error.param.as_deref(), Some("eldr.polcy"));
+        assert_eq!(
+            error.message,
+            "eldr.polcy is not a field of eldr; its fields are policy, explain, domain, priority"
+        );
     }
 }

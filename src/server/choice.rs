@@ -194,6 +194,7 @@ impl Choice {
     }
 
     fn take(&mut self, event: StreamEvent) {
+        self.ticket.entry.cached(self.stream.as_ref().and_then(TokenStream::cached_tokens));
         match event {
             StreamEvent::Routed { decision, .. } => {
                 self.ticket.app.metrics.routed(&decision);
@@ -212,10 +213,7 @@ impl Choice {
                     self.end(Piece::Done(Finish::Stop), "stop");
                 }
             }
-            StreamEvent::End { reason, text, usage } => {
-                self.ticket.entry.used(&usage);
-                self.take_end(reason, &text);
-            }
+            StreamEvent::End { reason, text, .. } => self.take_end(reason, &text),
             StreamEvent::Failed(why) => self.end(Piece::Failed(ApiError::failed(why)), "failed"),
         }
     }

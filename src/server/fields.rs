@@ -30,6 +30,14 @@ impl<'a> Fields<'a> {
         self.map.iter()
     }
 
+    /// Refuses what is none of `names`.
+    pub fn only(&self, names: &[&str]) -> Result<(), ApiError> {
+        let Some(name) = self.map.keys().find(|name| !names.contains(&name.as_str())) else { return Ok(()) };
+        let path = self.path(name);
+        let known = names.join(", ");
+        Err(ApiError::invalid(&path, format!("{path} is not a field of {}; its fields are {known}", self.path)))
+    }
+
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }

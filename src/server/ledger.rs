@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     route::Decision,
     signature::ExpertCounts,
-    types::{RequestId, Usage, WorkerId},
+    types::{RequestId, WorkerId},
 };
 
 /// Ended requests that are remembered.
@@ -139,12 +139,13 @@ impl Entry {
         rest.last.replace(at).map(|last| at.saturating_sub(last))
     }
 
-    /// Takes the request's end into account.
-    pub fn used(&self, usage: &Usage) {
-        self.rest.lock().cached_tokens = Some(usage.cached_tokens);
+    /// Takes into account what its prompt found, once that is known.
+    pub fn cached(&self, tokens: Option<u32>) {
+        let mut rest = self.rest.lock();
+        rest.cached_tokens = tokens.or(rest.cached_tokens);
     }
 
-    /// Prompt tokens that were not computed again; known once the engine has ended the request.
+    /// Prompt tokens that were not computed again; known once the prefill is over.
     pub fn cached_tokens(&self) -> Option<u32> {
         self.rest.lock().cached_tokens
     }

@@ -105,7 +105,6 @@ impl Answer {
         let prompt: u32 = entries().step_by(n_each.max(1)).map(|entry| entry.prompt_tokens).sum();
         let mut usage =
             json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion });
-        // An answer that a stop string ended is not told.
         let cached = entries().step_by(n_each.max(1)).map(|entry| entry.cached_tokens()).sum::<Option<u32>>();
         if let Some(cached) = cached {
             usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });

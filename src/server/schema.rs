@@ -88,12 +88,24 @@ struct Writer<'a> {
     n_bytes: usize,
     /// The rule of each `$ref`, from the moment it is begun: a schema may refer to itself.
     refs: BTreeMap<String, String>,
+    /// The pointer whose text the schema being written may begin; none behind a bracket.
+    begins: Option<String>,
+    /// Pointers, and those that their texts may begin with.
+    leads: Vec<(String, String)>,
 }
 
 impl<'a> Writer<'a> {
     fn new(document: &'a Value, path: &str) -> Self {
-        let path = path.to_owned();
-        Self { document, path, prefix: String::new(), rules: Vec::new(), n_bytes: 0, refs: BTreeMap::new() }
+        Self {
+            document,
+            path: path.to_owned(),
+            prefix: String::new(),
+            rules: Vec::new(),
+            n_bytes: 0,
+            refs: BTreeMap::new(),
+            begins: Some(String::new()),
+            leads: Vec::new(),
+        }
     }
 
     fn grammar(self, root: &str) -> Result<String, ApiError> {
@@ -216,6 +228,20 @@ impl<'a> Writer<'a> {
     }
 
     fn kind(&mut self, kind: &str, map: &Map<String, Value>, path: &str, depth: usize) -> Result<String, ApiError> {
+        let begins = self.begins.take();
+        let rule = self.behind_bracket(kind, map, path, depth);
+        self.begins = begins;
+        rule
+    }
+
+    /// What can hold other schemas writes a bracket in front of them.
+    fn behind_bracket(
+        &mut self,
+        kind: &str,
+        map: &Map<String, Value>,
+        path: &str,
+        depth: usize,
+    ) -> Result<String, ApiError> {
         match kind {
             "object" => self.object(map, path, depth),
             "array" => {
@@ -313,15 +339,42 @@ impl<'a> Writer<'a> {
         let Some((pointer, schema)) = found else {
             return Err(ApiError::invalid(path, format!("{path} is {target}, which is nothing in this schema")));
         };
+        if let Some(from) = &self.begins {
+            if self.may_begin(&pointer, from) {
+                let why = "leads back to itself before any text; put it into an object or a list";
+                return Err(ApiError::invalid(path, format!("{path} is {target}, which {why}")));
+            }
+            self.leads.push((from.clone(), pointer.clone()));
+        }
         if let Some(name) = self.refs.get(&pointer) {
             return Ok(name.clone());
         }
         let at = self.rules.len();
         let name = self.rule("")?;
-        self.refs.insert(pointer, name.clone());
+        self.refs.insert(pointer.clone(), name.clone());
+        let begins = self.begins.replace(pointer);
         let body = self.schema(schema, path, depth + 1)?;
+        self.begins = begins;
         self.define(at, &name, &body)?;
         Ok(name)
+    }
+
+    /// Whether the texts of pointer `from` may begin with those of `to`, as far as is known.
+    fn may_begin(&self, from: &str, to: &str) -> bool {
+        let mut reached = vec![from];
+        let mut at = 0;
+        while let Some(&pointer) = reached.get(at) {
+            if pointer == to {
+                return true;
+            }
+            for (_, next) in self.leads.iter().filter(|(from, _)| from == pointer) {
+                if !reached.contains(&next.as_str()) {
+                    reached.push(next);
+                }
+            }
+            at += 1;
+        }
+        false
     }
 }
 
@@ -416,6 +469,38 @@ mod tests {
             "$defs": {"node": {"properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}},
         });
         assert!(rules(&schema).starts_with("root ::= r0\nr0 ::= r3\nr1 ::= r0 | null\n"), "{}", rules(&schema));
+    }
+
+    // Symptom: {"$ref": "#"} was refused as a wrong `grammar`, which the request did not have.
+    #[test]
+    fn a_schema_that_is_itself_before_any_text_is_refused_by_its_ref() {
+        let end = json!({"type": "null"});
+        let object = json!({"properties": {"p": {"$ref": "#/$defs/b"}}});
+        for (schema, path, target) in [
+            (json!({"$ref": "#"}), "schema.$ref", "#"),
+            (json!({"anyOf": [end, {"$ref": "#"}]}), "schema.anyOf[1].$ref", "#"),
+            (
+                json!({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}),
+                "schema.items.$ref.allOf[0].$ref",
+                "#/$defs/a",
+            ),
+            (
+                // The rule of `b` is there, and begins with `a`, before `a` begins with it.
+                json!({"$ref": "#/$defs/a", "$defs": {
+                    "a": {"anyOf": [object, {"$ref": "#/$defs/b"}]}, "b": {"anyOf": [{"$ref": "#/$defs/a"}, end]},
+                }}),
+                "schema.$ref.anyOf[1].$ref",
+                "#/$defs/b",
+            ),
+        ] {
+            let error = json_schema(&schema, "schema").expect_err(path);
+            let want = format!("{path} is {target:?}, which leads back to itself before any text");
+            assert_eq!(error.param.as_deref(), Some(path), "{}", error.message);
+            assert!(error.message.starts_with(&want), "{}", error.message);
+        }
+        for schema in [json!({"items": {"$ref": "#"}}), json!({"properties": {"x": {"$ref": "#"}}})] {
+            assert!(json_schema(&schema, "schema").is_ok(), "{schema}");
+        }
     }
 
     #[test]

@@ -86,8 +86,6 @@ REASONS = {
     ("completion, logprobs", "theirs|ours", r"choices\[\]\.logprobs.*"):
         "`/v1/completions` answers in the shape that OpenAI gives this endpoint, llama-server in that of chats",
     ("chat.*", "theirs", r".*top_logprobs\[\]\.id|.*content\[\]\.id"): "OpenAI's shape has no token numbers; `/tokenize` tells them",
-    (".*", "theirs", r"usage\.prompt_tokens_details.*"):
-        "eldr ends a request at its stop string without waiting for its worker, which is the one that knows",
     (".*", "ours", r"(\[\]\.)?choices\[\]\.logprobs"): "eldr says null where OpenAI does; llama-server leaves the field out",
     (".*", "theirs|ours", r"\[\]\.choices\[\]\.delta.*"): "eldr opens a choice with empty content, as OpenAI does; llama-server with null",
     ("chat, tool", "ours", r"choices\[\]\.message\.tool_calls.*"):
