@@ -1,14 +1,15 @@
-use std::{collections::BTreeMap, fmt::Write as _};
+mod parts;
+
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use self::parts::{bounds, literal, repeat};
 use super::{error::ApiError, fields::wrong_kind, span};
 
 /// Schemas inside schemas at most, and bytes of the grammar they make.
 const MAX_DEPTH: usize = 48;
 const MAX_BYTES: usize = 60 << 10;
-/// Repetitions llama.cpp's grammars take.
-const MAX_COUNT: u64 = 1000;
 
 /// What says nothing about which texts are valid.
 const ANNOTATIONS: [&str; 14] = [
@@ -376,47 +377,6 @@ impl<'a> Writer<'a> {
         }
         false
     }
-}
-
-fn bounds(map: &Map<String, Value>, names: [&str; 2], path: &str) -> Result<(u64, Option<u64>), ApiError> {
-    let read = |name: &str| {
-        let path = format!("{path}.{name}");
-        map.get(name).map(|value| super::fields::whole(value, &path, 0..=MAX_COUNT)).transpose()
-    };
-    let (least, most) = (read(names[0])?.unwrap_or(0), read(names[1])?);
-    if most.is_some_and(|most| most < least) {
-        let path = format!("{path}.{}", names[1]);
-        return Err(ApiError::invalid(&path, format!("{path} is below {}", names[0])));
-    }
-    Ok((least, most))
-}
-
-fn repeat(what: &str, least: u64, most: Option<u64>) -> String {
-    match (least, most) {
-        (0, None) => format!("{what}*"),
-        (least, None) => format!("{what}{{{least},}}"),
-        (_, Some(0)) => String::new(),
-        (least, Some(most)) => format!("{what}{{{least},{most}}}"),
-    }
-}
-
-/// A text as a grammar writes it.
-fn literal(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            c if c.is_control() => {
-                // Writing to a string does not fail.
-                let _ = write!(quoted, "\\x{:02X}", u32::from(c));
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
 
 #[cfg(test)]
