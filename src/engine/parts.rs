@@ -119,7 +119,7 @@ impl EngineParts {
 /// ```
 #[derive(Default)]
 pub struct EngineExtras {
-    /// Fit the policy's centroids to the traffic; see [`Engine::start_refitting`].
+    /// Fit the policy's centroids to the traffic; see [`Engine::start_refitting`](crate::Engine::start_refitting).
     pub refit: Option<RefitConfig>,
     /// Where prefixes go to outlive the engine.
     pub disk: Option<DiskTier>,
