@@ -47,7 +47,7 @@ for _ in $(seq "$workers"); do
         -c "$((ctx * slots))" -fa off --no-kv-unified -ub 64 >"$work/theirs.$port" 2>&1 &
     pids+=("$!")
     wait_for "$port"
-    upstream="$upstream server 127.0.0.1:$port;"
+    upstream="$upstream server 127.0.0.1:$port max_fails=0;"
 done
 theirs="$(free_port)"
 cat >"$work/nginx.conf" <<CONF
@@ -63,13 +63,13 @@ http {
     fastcgi_temp_path $work/fastcgi;
     uwsgi_temp_path $work/uwsgi;
     scgi_temp_path $work/scgi;
-    upstream servers { least_conn; $upstream keepalive 64; }
+    upstream servers { least_conn; $upstream }
     server {
         listen 127.0.0.1:$theirs;
         location / {
             proxy_pass http://servers;
             proxy_http_version 1.1;
-            proxy_set_header Connection "";
+            proxy_set_header Connection close; # llama-server ends a kept connection when it likes
             proxy_buffering off;
             proxy_read_timeout 300s;
         }
