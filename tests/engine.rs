@@ -11,7 +11,7 @@ use std::{
 
 use eldr::{
     Calibration,
-    engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent, Tokenizer},
+    engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent},
     refit::RefitConfig,
     route::{LeastLoaded, LocalityBand, LocalityBandParams, Reason},
     schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig},
@@ -19,27 +19,11 @@ use eldr::{
 };
 use ndarray::Array2;
 
-const MODEL: FakeModel = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+#[path = "support/fake_engine.rs"]
+#[expect(dead_code, reason = "the model and its letters are used, in engines made here")]
+mod fake_engine;
 
-struct Letters;
-
-impl Tokenizer for Letters {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, String> {
-        Ok(text.bytes().map(|byte| Token::from(byte % 97)).collect())
-    }
-
-    fn piece(&self, token: Token) -> Vec<u8> {
-        vec![b' ' + u8::try_from(token % 90).unwrap()]
-    }
-
-    fn end_tokens(&self) -> &[Token] {
-        &[0]
-    }
-
-    fn n_tokens(&self) -> u32 {
-        97
-    }
-}
+use fake_engine::{Letters, MODEL};
 
 fn engine_with(faults: &[Vec<Fault>], n_slots: u32, limits: DispatchLimits) -> Engine {
     Engine::start(parts_with(faults, n_slots, limits)).unwrap()

@@ -11,37 +11,20 @@ use std::{
 };
 
 use eldr::{
-    engine::{Engine, EngineParts, EngineWorker, Tokenizer},
+    engine::{Engine, EngineParts, EngineWorker},
     kv::ChunkCounts,
     route::LeastLoaded,
     schedule::{
-        DecodeItem, DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, Recovery, RunError, RunnerLayer,
-        StepPicks,
+        DecodeItem, DispatchLimits, FakeRunner, ModelRunner, PrefixConfig, Recovery, RunError, RunnerLayer, StepPicks,
     },
     types::{Request, SamplingParams, Slot, Token},
 };
 
-const MODEL: FakeModel = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+#[path = "support/fake_engine.rs"]
+#[expect(dead_code, reason = "the model and its letters are used, in engines made here")]
+mod fake_engine;
 
-struct Letters;
-
-impl Tokenizer for Letters {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, String> {
-        Ok(text.bytes().map(|byte| Token::from(byte % 97)).collect())
-    }
-
-    fn piece(&self, token: Token) -> Vec<u8> {
-        vec![b' ' + u8::try_from(token % 90).unwrap()]
-    }
-
-    fn end_tokens(&self) -> &[Token] {
-        &[0]
-    }
-
-    fn n_tokens(&self) -> u32 {
-        97
-    }
-}
+use fake_engine::{Letters, MODEL};
 
 /// A device that fails when told, or in its n-th step, and is back when told.
 #[derive(Default)]
