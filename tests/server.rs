@@ -318,11 +318,15 @@ fn a_full_queue_says_when_to_come_back() {
     let limits = DispatchLimits { max_queue: 1, max_prefill: 1, ..DispatchLimits::default() };
     let world = World::with(ServerConfig::default(), limits, ModelCard::default());
     let body = json!({"prompt": "x", "max_tokens": 2});
-    let send = || world.send("POST", "/v1/completions", &body.to_string(), &[]);
-    let (first, second) = (send(), send());
-    while world.engine.stats().n_active < 2 {
-        std::thread::yield_now();
-    }
+    let send = |n_active: usize| {
+        let reply = world.send("POST", "/v1/completions", &body.to_string(), &[]);
+        while world.engine.stats().n_active < n_active {
+            std::thread::yield_now();
+        }
+        reply
+    };
+    // One after the other: the first is the one in prefill, and the second waits.
+    let (first, second) = (send(1), send(2));
     let refused = world.post("/v1/completions", &body);
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     assert_eq!(refused.json()["error"]["code"], "queue_full");
