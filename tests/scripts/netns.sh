@@ -60,7 +60,8 @@ inside() {
 address=10.201.77
 for end in "here 1" "there 2"; do
     read -r space n <<<"$end"
-    ip link add end netns "eldr-$space-$$" type veth peer name "$space" netns "eldr-wire-$$"
+    ip link add end netns "eldr-$space-$$" type veth peer name "$space" netns "eldr-wire-$$" ||
+        missing "no pair of network interfaces can be made here"
     inside wire ip link set "$space" addrgenmode none up
     inside "$space" ip addr add "$address.$n/24" dev end
     inside "$space" ip link set lo up
