@@ -76,6 +76,7 @@ stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
 stage "real clients of the server" tests/server/clients.sh
 stage "running the server" python3 tests/server/operations.py "$TARGET/release/eldr"
 stage "many, slow and hostile clients" tests/server/load.sh
+stage "a cut cable" env ELDR="$TARGET/release/eldr" tests/scripts/netns.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 
