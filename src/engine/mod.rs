@@ -82,6 +82,8 @@ mod permits;
 mod placement;
 #[cfg(feature = "llama")]
 mod plan;
+#[cfg(feature = "llama")]
+mod plan_pins;
 mod prefix_budget;
 mod prefix_tiers;
 mod ram_tier;
