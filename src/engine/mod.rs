@@ -79,6 +79,8 @@ mod placement;
 #[cfg(feature = "llama")]
 mod plan;
 mod prefix_budget;
+#[cfg(any(feature = "llama", test))]
+mod prefix_notes;
 mod prefix_tiers;
 mod ram_tier;
 #[cfg(feature = "llama")]
