@@ -85,6 +85,8 @@ mod plan;
 #[cfg(feature = "llama")]
 mod plan_pins;
 mod prefix_budget;
+#[cfg(any(feature = "llama", test))]
+mod prefix_notes;
 mod prefix_tiers;
 mod ram_tier;
 #[cfg(feature = "llama")]
