@@ -102,6 +102,7 @@ mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
 mod stats;
+mod stop;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
@@ -149,6 +150,7 @@ use shared::Shared;
 #[cfg(feature = "llama")]
 pub use sharing::{ThreadUse, thread_use};
 pub use stats::{EngineStats, GivenBack};
+pub use stop::{Released, StopFilter};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
 pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, unusable_libraries, versions};
