@@ -188,7 +188,8 @@ impl LlamaRunner {
     ) -> Result<Option<Token>, RunError> {
         self.dismiss(companion)?;
         self.n_tokens[slot.index()] += n as u32;
-        if last { self.sample(slot, first + n - 1).map(Some) } else { Ok(None) }
+        // A prompt that no token can follow costs no other.
+        if last { self.sample(slot, first + n - 1).map(Some).map_err(RunError::Restored) } else { Ok(None) }
     }
 
     /// Cuts a slot to its first tokens and verifies that they are all there; otherwise empties it.
@@ -208,9 +209,9 @@ impl LlamaRunner {
         self.context.seq_truncate(seq, pos).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
-    fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, RunError> {
+    fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, String> {
         let sampler = self.samplers[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is not open"));
-        sampler.sample(self.context.logits(row)).map_err(|error| RunError::Fatal(error.to_string()))
+        sampler.sample(self.context.logits(row)).map_err(|error| error.to_string())
     }
 
     fn prefill_unvouched(
@@ -272,11 +273,17 @@ impl LlamaRunner {
             self.context.decode(&self.batch).map_err(|error| run_error(&error))?;
         }
         next.clear();
+        let mut undrawn = Vec::new();
         for (row, item) in batch.iter().enumerate() {
             self.n_tokens[item.slot.index()] += 1;
-            next.push(if item.draws { self.sample(item.slot, first + row)? } else { item.token });
+            let drawn = if item.draws { self.sample(item.slot, first + row) } else { Ok(item.token) };
+            next.push(drawn.unwrap_or_else(|reason| {
+                undrawn.push((item.slot, reason));
+                item.token
+            }));
         }
-        self.dismiss(companion)
+        self.dismiss(companion)?;
+        if undrawn.is_empty() { Ok(()) } else { Err(RunError::Undrawn(undrawn)) }
     }
 
     fn export_unvouched(&mut self, slot: Slot) -> Result<SeqState, RunError> {

@@ -79,7 +79,7 @@ mod tap;
 mod testing;
 mod vocab;
 
-pub use backend::{Backend, RPC_DEADLINE, rpc_endpoint};
+pub use backend::{Backend, rpc_endpoint};
 pub use batch::Batch;
 pub use context::Context;
 pub use device::{Device, DeviceInfo, DeviceKind, is_named};
