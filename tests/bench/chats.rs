@@ -237,7 +237,7 @@ impl<'a> Run<'a> {
         let policy = model.policy(config, None).expect("a policy");
         let limits = DispatchLimits { max_queue: 4096, ..config.limits };
         let dispatcher = Dispatcher::new(prefill.len(), &n_slots, policy, None, limits);
-        let dispatcher = dispatcher.caching(prefix, prefill[0].runner.info());
+        let dispatcher = dispatcher.caching(prefix, ModelRunner::info(&prefill[0].runner));
         let mut run = Self {
             dispatcher,
             prefill,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use eldr::llama::gguf_file::{GgufError, GgufWriter, Sink, TensorType, Value};
 
-use super::support::planted::{N_VOCAB, put_vocab};
+use super::support::planted::{N_VOCAB, vocab};
 
 pub const N_EXPERT: usize = 128;
 pub const N_USED: usize = 8;
@@ -29,7 +29,7 @@ pub fn token(group: usize) -> i32 {
 /// Writes the model; its experts' hidden dimension is `n_ff`, a multiple of 32.
 pub fn write(path: &Path, n_ff: usize) -> Result<(), GgufError> {
     let mut writer = GgufWriter::new();
-    put_vocab(&mut writer);
+    vocab::put(&mut writer);
     metadata(&mut writer, n_ff)?;
     let mut tensors: Vec<(String, TensorType, Vec<usize>)> = vec![
         ("token_embd.weight".to_owned(), TensorType::F32, vec![N_EMBD, N_VOCAB]),

@@ -85,7 +85,7 @@ fn an_engine_takes_it_and_keeps_what_is_safe() {
     let config = EngineConfig { n_threads: 1, n_slots: 4, n_ctx_slot: 256, chunk: CHUNK, ..EngineConfig::default() };
     let loaded = LoadedModel::load(&planted.path, &config).unwrap();
     let prompt = planted::some_tokens(100, 7);
-    let counts = loaded.capture(&prompt).unwrap().unwrap();
+    let counts = loaded.capture(&config, &prompt).unwrap().unwrap();
     for layer in planted.shape.usable() {
         assert_eq!(counts.row(layer).unwrap(), planted.expected_counts(&prompt, layer));
     }

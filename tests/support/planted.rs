@@ -9,7 +9,7 @@
 mod arch;
 mod gate;
 mod tensors;
-mod vocab;
+pub mod vocab;
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ use eldr::{
 pub use arch::Arch;
 use gate::Gate;
 use tensors::Tensors;
-pub use vocab::{N_VOCAB, put as put_vocab, token_of};
+pub use vocab::{N_VOCAB, token_of};
 
 /// A planted model's file and what every token picks in it.
 #[derive(Debug, Clone)]
