@@ -106,7 +106,7 @@ impl RunnerLayer for Meter {
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
         self.inner.decode(batch, next, picks)?;
         let distinct = picks.distinct();
-        let mean = distinct.iter().sum::<u32>() as f64 / distinct.len() as f64;
+        let mean = f64::from(distinct.iter().sum::<u32>()) / distinct.len() as f64;
         self.add(|spent| {
             (spent.n_batch, spent.n_distinct) = (batch.len(), mean);
             spent.micros += COSTS.decode + COSTS.expert * mean + COSTS.sequence * batch.len() as f64;
@@ -377,8 +377,8 @@ impl<'a> Run<'a> {
             let ms = |time: Duration| time.as_secs_f64() * 1e3;
             let later = usize::from(id.0 >= n_chats);
             let n_alike = if later == 0 { n_chats as f64 } else { n_turns - n_chats as f64 };
-            ran.ttft[later] += ms(first - turn.begun) / n_alike;
-            ran.tpot += ms(turn.ended - first) / f64::from(N_OUTPUT - 1) / n_turns;
+            ran.ttft[later] += ms(first.saturating_sub(turn.begun)) / n_alike;
+            ran.tpot += ms(turn.ended.saturating_sub(first)) / f64::from(N_OUTPUT - 1) / n_turns;
             ran.n_prompt += turn.prompt.len() as u64;
             ran.outputs.push(turn.output.clone());
         }
