@@ -69,7 +69,6 @@ fi
 stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
 stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --lib --test capi \
     --bench capi -- -D warnings
-# The C library's feature only adds to the core, so one compilation serves the tests of both.
 stage "tests of the core and the C library" cargo test --locked --release --no-default-features --features capi
 
 # Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
@@ -78,6 +77,7 @@ stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
 stage "real clients of the server" tests/server/clients.sh
 stage "running the server" python3 tests/server/operations.py "$TARGET/release/eldr"
 stage "many, slow and hostile clients" tests/server/load.sh
+stage "a cut cable" env ELDR="$TARGET/release/eldr" tests/scripts/netns.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 

@@ -147,7 +147,7 @@ mod tests {
             let error = io::Error::from_raw_os_error(code);
             assert_eq!(CliError::input(format!("cannot read x: {error}")).message, format!("cannot read x: {wanted}"));
         }
-        let text = std::io::read_to_string(&b"\xff"[..]).expect_err("no text");
+        let text = io::read_to_string(&b"\xff"[..]).expect_err("no text");
         assert_eq!(CliError::usage(text).message, "it is not text in UTF-8");
     }
 

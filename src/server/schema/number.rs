@@ -89,7 +89,7 @@ fn positive(low: &End, high: &End) -> Option<String> {
     } else {
         add(format!("\"{}\"", low.whole), &tail(above, None, DIGITS));
         if low.whole + 1 < high.whole {
-            let between = span::span(low.whole as i64 + 1, high.whole as i64 - 1);
+            let between = span::span(low.whole.cast_signed() + 1, high.whole.cast_signed() - 1);
             add(between, &tail(None, None, DIGITS));
         }
         add(format!("\"{}\"", high.whole), &tail(None, below, DIGITS));
@@ -258,7 +258,7 @@ mod tests {
         #[test]
         fn a_range_allows_its_numbers_alone(a in -3000i32..3000, b in -3000i32..3000, inside in any::<[bool; 2]>(),
                                             scale in 0u32..4, c in -40_000i32..40_000) {
-            let unit = 10f64.powi(scale as i32);
+            let unit = 10f64.powi(scale.cast_signed());
             let (low, high) = (f64::from(a.min(b)) / unit, f64::from(a.max(b)) / unit);
             let names = [["exclusiveMinimum", "minimum"][usize::from(inside[0])], ["exclusiveMaximum", "maximum"][usize::from(inside[1])]];
             let schema = json!({names[0]: low, names[1]: high});
@@ -267,7 +267,7 @@ mod tests {
                 Ok(rule) => {
                     let rule = rule.expect("bounded");
                     prop_assert!(rule.len() < 9000, "{}", rule.len());
-                    for x in [low, high, f64::from(c) / 10.0 / unit, 0.0, (low + high) / 2.0] {
+                    for x in [low, high, f64::from(c) / 10.0 / unit, 0.0, low.midpoint(high)] {
                         let texts = [format!("{x}"), format!("{x:.5}"), format!("{x:.1}")];
                         for text in texts {
                             let number: f64 = text.parse().expect("a number");
