@@ -67,7 +67,8 @@ fi
 
 # The core and the engine over a fake model: no llama.cpp, seconds.
 stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
-stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --all-targets -- -D warnings
+stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --lib --test capi \
+    --bench capi -- -D warnings
 stage "tests of the core and the C library" cargo test --locked --release --no-default-features --features capi
 
 # Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
