@@ -37,10 +37,15 @@ impl LoadedModel {
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
         config.check()?;
         let sharing = Sharing::of(config)?;
-        if let Some(refusal) = Plan::refusal(path, config, &sharing) {
+        // A small file that is mapped takes no memory to speak of, and is needed in any case.
+        let early = (!sharing.on_device && config.use_mmap && is_small(path))
+            .then(|| Copies::load(path, config, sharing.clone()))
+            .transpose()?;
+        let fits = early.as_ref().is_some_and(|copies| Plan::is_needless(&copies.first().model, config, &sharing));
+        if !fits && let Some(refusal) = Plan::refusal(path, config, &sharing) {
             return Err(EngineError::Config(refusal));
         }
-        let copies = Arc::new(Copies::load(path, config, sharing)?);
+        let copies = Arc::new(early.map_or_else(|| Copies::load(path, config, sharing), Ok)?);
         let model = copies.first().model;
         if let Some(warning) = cut_context(config.n_ctx_slot, model.facts().n_ctx_train) {
             log::warn!("{warning}");
@@ -457,6 +462,11 @@ impl Engine {
 fn cut_context(asked: u32, trained: u32) -> Option<String> {
     let is_cut = asked > trained && asked != EngineConfig::default().n_ctx_slot;
     is_cut.then(|| format!("the model was trained with {trained} tokens of context: slots hold {trained}, not {asked}"))
+}
+
+/// Under a gigabyte and in one file.
+fn is_small(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.len() < 1 << 30)
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
