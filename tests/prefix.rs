@@ -92,7 +92,7 @@ impl Rig {
                     self.said.insert(id, bits.collect());
                 }
                 WorkerEvent::Finished { .. } => self.n_ended += 1,
-                WorkerEvent::Left(_) => {}
+                WorkerEvent::Left(_) | WorkerEvent::Moved(_) | WorkerEvent::Stayed { .. } => {}
             }
         }
         self.worker.cache().check_integrity();
