@@ -147,7 +147,9 @@ impl LoadedModel {
                 WorkerEvent::Token { .. }
                 | WorkerEvent::Finished { .. }
                 | WorkerEvent::Cache(_)
-                | WorkerEvent::Left(_) => {}
+                | WorkerEvent::Left(_)
+                | WorkerEvent::Moved(_)
+                | WorkerEvent::Stayed { .. } => {}
             }
         }
         Ok(None)
@@ -352,7 +354,7 @@ impl LoadedModel {
             centroids: calibration.map(|c| Arc::new(c.centroids.clone())),
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
-            marginal: MarginalCostParams::default(),
+            marginal: MarginalCostParams { feedback: config.feedback, ..MarginalCostParams::default() },
         }
     }
 
@@ -400,7 +402,8 @@ impl LoadedModel {
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         // Answers come back with their picks, which every step must then tell.
         let sampled = refit.as_ref().map_or(0, |refit| refit.sample_decode);
-        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { sampled };
+        let told = [sampled, policy.feedback()].into_iter().filter(|&every| every > 0).min().unwrap_or(0);
+        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { told };
         let pins = self.pins(config)?;
         let prefill = self.prefill_workers(config, &tapped)?;
         let disk = match prefill.first() {

@@ -92,6 +92,12 @@ impl Survival {
         self.expected = read as f32 / f32::from(ALIVE);
     }
 
+    /// A sequence that joined with the picks `old` is likely to pick `new` from now on.
+    pub(super) fn replace(&mut self, old: &[u16], new: &[u16], tables: &Tables) {
+        self.leave(old, tables);
+        self.join(new, tables);
+    }
+
     /// Takes the batch as it is into the mean of the last ones.
     pub(super) fn remember(&mut self) {
         for (usually, &now) in self.usually.iter_mut().zip(&self.nobody) {

@@ -39,7 +39,7 @@
 //!                 assert_eq!((*id, worker, decision.worker), (RequestId(0), WorkerId(0), WorkerId(0)));
 //!                 decode.admit(handoff);
 //!             }
-//!             Command::Cancel(..) | Command::Keep(..) => unreachable!("nobody cancels it, and nothing is kept"),
+//!             Command::Cancel(..) | Command::Keep(..) | Command::Migrate(..) => unreachable!("it is left alone"),
 //!             Command::End(_, outcome) => break 'run outcome,
 //!         }
 //!     }
