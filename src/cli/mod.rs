@@ -12,6 +12,7 @@ mod doctor;
 mod error;
 mod inflate;
 mod inspect;
+mod lists;
 mod model;
 mod nearest;
 mod output;
