@@ -67,9 +67,8 @@ fi
 
 # The core and the engine over a fake model: no llama.cpp, seconds.
 stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
-stage "tests of the core" cargo test --locked --release --no-default-features
 stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --all-targets -- -D warnings
-stage "tests of the C library" cargo test --locked --release --no-default-features --features capi --lib --test capi
+stage "tests of the core and the C library" cargo test --locked --release --no-default-features --features capi
 
 # Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
 stage "lints" cargo clippy --locked --release --all-targets -- -D warnings
@@ -77,6 +76,7 @@ stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
 stage "real clients of the server" tests/server/clients.sh
 stage "running the server" python3 tests/server/operations.py "$TARGET/release/eldr"
 stage "many, slow and hostile clients" tests/server/load.sh
+stage "a cut cable" env ELDR="$TARGET/release/eldr" tests/scripts/netns.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 

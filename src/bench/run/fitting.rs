@@ -10,7 +10,7 @@ use crate::{
         BenchError, BenchRequest, Clock, Environment, LeastSquares, Limit, Probe, StepBytes, StepSample, Timeline,
         least_squares,
     },
-    engine::{EngineError, N_PREFILL_PARALLEL, WorkerList},
+    engine::{EngineError, N_PREFILL_PARALLEL},
     route::PolicyKind,
     schedule::{DecodeWorker, Handoff, Job, PrefillWorker, WorkerEvent},
     sim::{DecodeCost, DeviceCost, HandoffCost, PrefillCost},
@@ -71,7 +71,8 @@ impl CostFit {
     }
 }
 
-/// Measures steps of `params`' model, workload and workers' settings on one decode worker, and fits their costs.
+/// Measures steps of `params`' model, workload and workers' settings on the first decode worker alone, and fits their
+/// costs.
 ///
 /// Batches of 1, 2, 3, 4, 6, 8, 12, .. up to the slots, kept full; half of each from requests in the workload's order and
 /// half from requests of one domain after another, so that equal batches pick other numbers of experts.
@@ -79,7 +80,7 @@ pub fn fit_cost(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Res
     let mut params = params.clone();
     params.policies = vec![PolicyKind::RoundRobin];
     params.config.policy = PolicyKind::RoundRobin;
-    (params.config.prefill, params.config.decode) = (WorkerList::best(1), WorkerList::best(1));
+    (params.config.prefill, params.config.decode) = (params.config.prefill.first(), params.config.decode.first());
     // Steps are computed one at a time in this thread.
     params.clock = Clock::Virtual;
     let mut bench = Bench::open(&params)?;
