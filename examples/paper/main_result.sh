@@ -22,7 +22,7 @@ out="${OUT:-$TARGET/main_result}"
 case "$setting" in
     full)
         size=1GiB slots=24 per_worker=12 pools="8 16" requests=3000 seeds=5 fit_requests=72 record_requests=400 record_tokens=128
-        real_workers=8 real_requests=160 real_tokens=24
+        real_workers=8 real_requests=130 real_tokens=32
         ;;
     small)
         size=48MiB slots=4 per_worker=2 pools="2 4" requests=200 seeds=2 fit_requests=12 record_requests=32 record_tokens=8
@@ -62,7 +62,9 @@ for workload in task language; do
         "$eldr" calibrate --trace "$trace" --workers "$workers" "${choose[@]}" -o "$out/$workload.$workers.safetensors" > /dev/null
         tau=$("$eldr" inspect --calibration "$out/$workload.$workers.safetensors" --json |
             python3 -c 'import json, sys; told = json.load(sys.stdin); print(round(told.get("calibration", told)["tau"], 4))')
-        simulate=("$eldr" simulate --trace "$trace" --cost "$cost" --workers "$workers" --slots "$slots"
+        # As many prefill workers as a CPU needs to keep the batches full.
+        echo "prefill = $((workers * 6))" > "$out/scenario.toml"
+        simulate=("$eldr" simulate --trace "$trace" --scenario "$out/scenario.toml" --cost "$cost" --workers "$workers" --slots "$slots"
             --concurrency "$((workers * per_worker))" --requests "$requests" --seeds "$seeds" --json)
         "${simulate[@]}" --policies "$balancers,domain,locality_band,marginal_cost" --tau "0.1,$tau" --clairvoyant \
             -o "$out/$workload.$workers.json" > /dev/null
@@ -102,8 +104,8 @@ PY
 [ "$real" = 1 ] || exit 0
 for workload in task language; do
     printf '\n== %s, %s workers, every step of the inflated model computed and timed\n' "$workload" "$real_workers"
-    "$eldr" bench -m "$out/inflated.gguf" --workload "examples/data/$workload.serve.jsonl" --threads 1 --max-prompt 160 \
-        --calibration "$out/$workload.$real_workers.safetensors" --prefill "$((real_workers * 4))" --decode "$real_workers" \
+    "$eldr" bench -m "$out/inflated.gguf" --workload "examples/data/$workload.serve.jsonl" --threads 1 --max-prompt 120 \
+        --calibration "$out/$workload.$real_workers.safetensors" --prefill "$((real_workers * 6))" --decode "$real_workers" \
         --slots "$slots" --concurrency "$((real_workers * per_worker))" --requests "$real_requests" --output-tokens "$real_tokens" \
         --warmup 0.4 --policies round_robin,least_loaded,locality_band,marginal_cost --rows "$out/$workload.real.json" > /dev/null
     "$eldr" report "$out/$workload.real.json"

@@ -4,7 +4,7 @@
 # pool differs by more than 5 %.
 #
 #   bash examples/paper/validate.sh [MODEL]     2, 4, 8 and 16 workers: some 5 minutes on two quiet cores after the build
-#   SMALL=1 bash examples/paper/validate.sh     2 and 4 workers, under a minute; times are shown and not judged
+#   SMALL=1 bash examples/paper/validate.sh     2 and 4 workers, half a minute; too few requests for 5 %, and so judged by 15 %, times not at all
 #
 # What steps take is fitted to each bench's own steps (`bench --cost`): a machine's speed drifts by more than 5 % between two
 # runs, which would say nothing about the simulator. OUT=DIR changes where the files go.
@@ -16,9 +16,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 model="${1:-examples/data/tiny-moe-64x4.gguf}"
 out="${OUT:-$TARGET/validate}"
 if [ -n "${SMALL:-}" ]; then
-    pools="2 4" per_worker=4 rounds=3 tokens=12 prompts=48 judged='batch experts_per_step'
+    pools="2 4" per_worker=4 rounds=3 tokens=12 prompts=48 limit=0.15 judged='batch experts_per_step'
 else
-    pools="2 4 8 16" per_worker=8 rounds=3 tokens=32 prompts=384 judged='batch experts_per_step tpot_mean_ms tpot_p50_ms'
+    pools="2 4 8 16" per_worker=8 rounds=3 tokens=32 prompts=384 limit=0.05 judged='batch experts_per_step tpot_mean_ms tpot_p50_ms'
 fi
 
 need_build_tools
@@ -66,10 +66,9 @@ for workers in $pools; do
 done
 
 # shellcheck disable=SC2086
-python3 - "$out" "$pools" $judged <<'PY'
+python3 - "$out" "$limit" "$pools" $judged <<'PY'
 import json, sys
-out, pools, judged = sys.argv[1], sys.argv[2].split(), sys.argv[3:]
-LIMIT = 0.05
+out, limit, pools, judged = sys.argv[1], float(sys.argv[2]), sys.argv[3].split(), sys.argv[4:]
 measured = lambda name: json.load(open(f"{out}/{name}.json"))["rows"][0]["measured"]
 wrong, n = [], 0
 print(f"{'workers':>7} {'policy':13} {'':17} {'bench':>8} {'simulated':>9}")
@@ -79,11 +78,11 @@ for workers in pools:
         for name in ["batch", "experts_per_step", "tpot_mean_ms", "tpot_p50_ms"]:
             a, b = bench[name], simulated[name]
             n += name in judged
-            is_off = name in judged and abs(b / a - 1) > LIMIT
+            is_off = name in judged and abs(b / a - 1) > limit
             print(f"{workers:>7} {policy:13} {name:17} {a:8.3f} {b:9.3f} {100 * (b / a - 1):+6.1f} %{' !' if is_off else ''}")
             if is_off:
                 wrong.append(f"{name} of {policy} with {workers} workers")
 if wrong:
-    sys.exit(f"the simulator is more than {LIMIT:.0%} off the bench in {len(wrong)} of {n} measures: {', '.join(wrong)}")
-print(f"all {n} measures judged agree within {LIMIT:.0%}")
+    sys.exit(f"the simulator is more than {limit:.0%} off the bench in {len(wrong)} of {n} measures: {', '.join(wrong)}")
+print(f"all {n} measures judged agree within {limit:.0%}")
 PY

@@ -226,7 +226,10 @@ impl BenchArgs {
             if !self.policies.all {
                 return Err(CliError::usage(format!("policy {kind} needs a calibration: {advice}")));
             }
-            note(&format!("policy {kind} is left out: {advice}"));
+            // A fit routes nothing.
+            if self.fit.is_none() {
+                note(&format!("policy {kind} is left out: {advice}"));
+            }
             kinds.retain(|kind| !lacks_calibration(kind));
         }
         Ok(kinds)
