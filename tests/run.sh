@@ -82,6 +82,8 @@ stage "benches and examples build" cargo build --locked --release --benches --ex
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 
 stage "figures of the paper, small" env OUT="$(mktemp -d)" examples/paper/run.sh small
+stage "main result, small" env OUT="$(mktemp -d)" examples/paper/main_result.sh small
+stage "simulator against bench, small" env OUT="$(mktemp -d)" SMALL=1 examples/paper/validate.sh
 
 stage "C library from outside" tests/capi/run.sh
 

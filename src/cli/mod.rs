@@ -13,6 +13,7 @@ mod doctor;
 mod error;
 mod inflate;
 mod inspect;
+mod lists;
 #[cfg(feature = "server")]
 mod made;
 mod model;

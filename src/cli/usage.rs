@@ -13,8 +13,9 @@ use eldr::types::{shown, shown_number};
 use super::error::CliError;
 
 /// What the standard library's parsers say, and what they mean.
-const PARSERS: [(&str, &str); 6] = [
+const PARSERS: [(&str, &str); 7] = [
     ("invalid digit found in string", "it must be a whole number, 0 or more"),
+    ("number would be zero for non-zero type", "it must be a whole number above 0"),
     ("number too large to fit in target type", "it is too large a number"),
     ("cannot parse integer from empty string", "it must be a whole number, 0 or more"),
     ("invalid float literal", "it must be a number"),
