@@ -255,17 +255,17 @@ impl DecodeWorker {
         if self.batch.is_empty() {
             return Ok(());
         }
-        match runner.decode(&self.batch, &mut self.next, &mut self.step.picks) {
-            Ok(()) => {
-                self.n_step_retries = 0;
-                self.apply(runner, events)
-            }
+        let undrawn = match runner.decode(&self.batch, &mut self.next, &mut self.step.picks) {
+            Ok(()) => Vec::new(),
+            Err(RunError::Undrawn(undrawn)) => undrawn,
             Err(RunError::Restored(_)) if self.n_step_retries < MAX_STEP_RETRIES => {
                 self.n_step_retries += 1;
-                Ok(())
+                return Ok(());
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        self.n_step_retries = 0;
+        self.apply(undrawn, runner, events)
     }
 
     fn plan(&mut self) {
@@ -280,7 +280,13 @@ impl DecodeWorker {
         }
     }
 
-    fn apply(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
+    /// Takes in what a step drew; what drew nothing goes back.
+    fn apply(
+        &mut self,
+        mut undrawn: Vec<(Slot, String)>,
+        runner: &mut dyn ModelRunner,
+        events: &mut Vec<WorkerEvent>,
+    ) -> Result<(), RunError> {
         assert_eq!(self.next.len(), self.batch.len(), "one token drawn for each of the batch");
         let n_ctx_slot = runner.info().n_ctx_slot;
         for (row, (item, &token)) in self.batch.iter().zip(&self.next).enumerate() {
@@ -296,6 +302,12 @@ impl DecodeWorker {
             }
             if !item.draws {
                 self.step.n_replayed += 1;
+                continue;
+            }
+            if let Some(at) = undrawn.iter().position(|(slot, _)| *slot == item.slot) {
+                let job = place.take().expect("planned").job;
+                events.push(WorkerEvent::Returned { job, error: undrawn.swap_remove(at).1 });
+                runner.close(item.slot)?;
                 continue;
             }
             let logprobs = logprobs(&resident.job, item.slot, runner);

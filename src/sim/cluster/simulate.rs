@@ -54,7 +54,7 @@ pub struct Pool<'a> {
 /// time go in order of events.
 ///
 /// # Errors
-/// A scenario or a cost that makes no sense, and nothing to serve.
+/// A scenario or a cost that makes no sense, nothing to serve, and requests that nobody is left to serve.
 pub fn simulate(
     pool: Pool<'_>,
     scenario: &Scenario,
@@ -73,7 +73,7 @@ pub fn simulate(
     if pool.served.is_empty() || pool.served.iter().any(|&index| pool.set.n_steps(index) == 0) {
         return Err(SimError::NoRequests);
     }
-    Ok(Run::new(pool, scenario, policy, refitter).run())
+    Run::new(pool, scenario, policy, refitter).run()
 }
 
 /// The labels of the requests that are served, by name.
@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
         self.decode.push(Worker::new(scheduler, runner, slowness));
     }
 
-    fn run(mut self) -> ClusterReport {
+    fn run(mut self) -> Result<ClusterReport, SimError> {
         for event in &self.scenario.event {
             self.at(event.at, Happening::Planned(*event));
         }
@@ -180,7 +180,9 @@ impl<'a> Run<'a> {
             }
             self.after_each();
         }
-        assert_eq!(self.dispatcher.n_active(), 0, "requests that never end");
+        if self.dispatcher.n_active() > 0 {
+            return Err(SimError::NeverEnd { n_active: self.dispatcher.n_active(), at: self.now });
+        }
         let stats = self.dispatcher.stats();
         let cache = self.dispatcher.cache_stats();
         let totals = Totals {
@@ -195,7 +197,7 @@ impl<'a> Run<'a> {
             copies: self.mix.n_copies(),
             cached: cache.n_cached_tokens as f64 / (cache.n_prompt_tokens as f64).max(1.0),
         };
-        self.meter.report(totals)
+        Ok(self.meter.report(totals))
     }
 
     fn after_each(&mut self) {
