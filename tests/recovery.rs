@@ -209,7 +209,7 @@ fn a_sequence_that_draws_nothing_costs_no_other_its_worker() {
         let stumbles = want[..want.len() - 1].contains(&token);
         match stream.collect() {
             Ok(done) => assert!(!stumbles && done.tokens == want),
-            Err(error) => assert!(stumbles && error.to_string().contains("nothing to draw"), "{error}"),
+            Err(error) => assert!(stumbles && error.contains("nothing to draw"), "{error}"),
         }
     }
     assert_eq!(engine.stats().dispatch.n_workers_lost, 0);

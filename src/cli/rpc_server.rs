@@ -6,6 +6,7 @@
 use std::{
     env, io,
     net::{SocketAddr, TcpListener, TcpStream},
+    num::NonZero,
     process::{Child, ChildStdin, Command, Stdio},
     thread,
     time::Duration,
@@ -49,6 +50,11 @@ impl RpcServerArgs {
         let n_threads = self.threads.unwrap_or_else(threads_alone);
         if n_threads == 0 {
             return Err(CliError::usage("--threads is 0: give at least 1"));
+        }
+        let n_cores = thread::available_parallelism().map_or(1, NonZero::get);
+        if n_threads as usize > n_cores {
+            let why = "more would wait for each other";
+            return Err(CliError::usage(format!("--threads is {n_threads}, and there are {n_cores} cores: {why}")));
         }
         if let Some(inner) = &self.inner {
             end_with_stdin();

@@ -105,6 +105,12 @@ impl LlamaRunner {
         self.recovery = Some(recovery);
     }
 
+    /// For tests: moves a slot's positions behind the runner's back; see [`Context::shift_seq`].
+    #[doc(hidden)]
+    pub fn shift(&mut self, slot: Slot, by: i32) -> Result<bool, LlamaError> {
+        self.context.shift_seq(slot.0, by)
+    }
+
     /// What a call gave, unless the device has failed meanwhile: then it is not what the model computed.
     fn vouch<T>(&self, got: Result<T, RunError>) -> Result<T, RunError> {
         match self.context.model().device().failure() {
@@ -199,8 +205,10 @@ impl LlamaRunner {
     fn cut(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
         let held = &mut self.n_tokens[slot.index()];
         assert!(n_tokens <= *held, "slot {slot} holds {held} tokens, not {n_tokens}");
+        let whole = self.context.verify(slot.0, *held);
         *held = n_tokens;
-        let cut = self.context.seq_truncate(slot.0, n_tokens).and_then(|()| self.context.verify(slot.0, n_tokens));
+        let cut = whole.and_then(|()| self.context.seq_truncate(slot.0, n_tokens));
+        let cut = cut.and_then(|()| self.context.verify(slot.0, n_tokens));
         let Err(error) = cut else { return Ok(()) };
         *held = 0;
         self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))?;
@@ -414,7 +422,9 @@ impl ModelRunner for LlamaRunner {
     }
 
     fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
-        self.context.reaches(slot.0, n_tokens)
+        // What another user of the context has shifted begins or ends elsewhere than this runner left it.
+        let is_whole = self.context.verify(slot.0, self.n_tokens[slot.index()]).is_ok();
+        is_whole && self.context.reaches(slot.0, n_tokens)
     }
 
     fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
