@@ -10,7 +10,7 @@ use eldr::{
     },
     llama::gguf_file::{GgufFile, GgufWriter, Sink},
     route::PolicyKind,
-    schedule::{DecodeItem, ModelRunner, RunError, RunnerInfo, RunnerLayer, StepPicks},
+    schedule::{DecodeItem, ModelRunner, RunError, RunnerLayer, StepPicks},
     types::{Request, SamplingParams, Slot, Token, TokenLogprobs, WorkerId},
 };
 
@@ -149,7 +149,6 @@ impl RunnerLayer for Breaking {
 /// Each request's tokens, and how likely they and others were to the last bit.
 fn drawn(engine: &Engine) -> Vec<Vec<(Token, Option<Box<TokenLogprobs>>)>> {
     let asked = |mut request: Request| {
-        request.max_tokens = 80;
         request.sampling.n_logprobs = Some(5);
         engine.submit(request).unwrap()
     };
@@ -162,59 +161,29 @@ fn drawn(engine: &Engine) -> Vec<Vec<(Token, Option<Box<TokenLogprobs>>)>> {
     streams.into_iter().map(|stream| stream.filter_map(token).collect()).collect()
 }
 
-/// Prefills what a sequence had drawn elsewhere, as a runner does that need not be exact.
-struct Careless {
-    runner: Box<dyn ModelRunner>,
-    info: RunnerInfo,
-}
-
-impl RunnerLayer for Careless {
-    fn inner(&self) -> &dyn ModelRunner {
-        &*self.runner
-    }
-
-    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
-        &mut *self.runner
-    }
-
-    fn info(&self) -> &RunnerInfo {
-        &self.info
-    }
-}
-
-/// Whether requests draw the same to the bit when two of three workers are lost under them; the third may be careless.
-fn a_loss_is_not_seen(flash_attention: FlashAttention, careless: bool) -> bool {
-    let config = EngineConfig { policy: PolicyKind::RoundRobin, flash_attention, ..config(1, 1, 8, 1) };
-    let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
-    let engine = model.engine(&config).unwrap();
-    let undisturbed = drawn(&engine);
-    assert!(undisturbed.iter().all(|text| text.len() >= 10 && text.iter().all(|token| token.1.is_some())));
-    let add = |index, around: &dyn Fn(Box<dyn ModelRunner>) -> Box<dyn ModelRunner>| {
-        let worker = model.decode_worker(&config, index, None).unwrap();
-        engine.add_decode(EngineWorker { runner: around(worker.runner), ..worker }).unwrap();
-    };
-    add(1, &|runner| Box::new(Breaking { runner, n_steps_left: 40 }));
-    add(2, &|runner| Box::new(Breaking { runner, n_steps_left: 60 }));
-    if careless {
-        let less = |info: &RunnerInfo| RunnerInfo { replays: false, ..info.clone() };
-        add(3, &|runner| Box::new(Careless { info: less(runner.info()), runner }));
-        engine.drain_decode(WorkerId(0)).unwrap();
-    }
-    let moved = drawn(&engine);
-    assert_eq!(engine.stats().lost[..3], [false, true, true]);
-    assert!(engine.stats().n_given_back.worker_lost > 2, "requests were moved");
-    moved == undisturbed
-}
-
 /// Symptom: what a lost worker had generated was prefilled again, by other kernels, so its keys and values had other last
 /// bits, and now and then another token was drawn.
+/// Rarely: F16 keys round most such bits away, so the sharp test is that of the fake runner, in `tests/schedule.rs`.
 #[test]
 fn a_request_that_lost_its_worker_goes_on_to_the_same_bits() {
     for flash_attention in [FlashAttention::Off, FlashAttention::On] {
-        assert!(a_loss_is_not_seen(flash_attention, false), "flash attention {flash_attention:?}");
+        let config = EngineConfig { policy: PolicyKind::RoundRobin, flash_attention, ..config(1, 1, 8, 1) };
+        let model = LoadedModel::load(Path::new(MODEL), &config).unwrap();
+        let engine = model.engine(&config).unwrap();
+        let undisturbed = drawn(&engine);
+        assert!(undisturbed.iter().all(|text| text.len() >= 10 && text.iter().all(|token| token.1.is_some())));
+        for (index, n_steps_left) in [(1, 6), (2, 11)] {
+            let worker = model.decode_worker(&config, index, None).unwrap();
+            let runner = Box::new(Breaking { runner: worker.runner, n_steps_left });
+            engine.add_decode(EngineWorker { runner, ..worker }).unwrap();
+        }
+        let moved = drawn(&engine);
+        assert_eq!(engine.stats().lost, [false, true, true]);
+        assert!(engine.stats().n_given_back.worker_lost > 2, "requests were moved");
+        for (index, (moved, want)) in moved.iter().zip(&undisturbed).enumerate() {
+            assert!(moved == want, "request {index} with flash attention {flash_attention:?}: {moved:?}, not {want:?}");
+        }
     }
-    // With flash attention the two leave the same bits on the CPUs this was tried on.
-    assert!(!a_loss_is_not_seen(FlashAttention::Off, true), "a worker that prefills what was drawn must be seen");
 }
 
 /// The shipped model with one token whose embedding is no number.
