@@ -58,7 +58,7 @@ stage "targets" all_targets_are_named
 
 stage "format" cargo fmt --check
 if have shellcheck; then
-    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh \
+    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh tests/gpu/*.sh \
         src/capi/packaging/*.sh examples/demo.sh examples/paper/*.sh
 fi
 if have python3; then
@@ -67,9 +67,9 @@ fi
 
 # The core and the engine over a fake model: no llama.cpp, seconds.
 stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
-stage "tests of the core" cargo test --locked --release --no-default-features
-stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --all-targets -- -D warnings
-stage "tests of the C library" cargo test --locked --release --no-default-features --features capi --lib --test capi
+stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --lib --test capi \
+    --bench capi -- -D warnings
+stage "tests of the core and the C library" cargo test --locked --release --no-default-features --features capi
 
 # Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
 stage "lints" cargo clippy --locked --release --all-targets -- -D warnings
@@ -77,10 +77,15 @@ stage "tests" env RUST_TEST_THREADS=1 cargo test --locked --release
 stage "real clients of the server" tests/server/clients.sh
 stage "running the server" python3 tests/server/operations.py "$TARGET/release/eldr"
 stage "many, slow and hostile clients" tests/server/load.sh
+stage "a cut cable" env ELDR="$TARGET/release/eldr" tests/scripts/netns.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 
+stage "checks of a device, on the CPU" env DEVICE=cpu SIZE=small OUT="$(mktemp -d)" tests/gpu/run.sh
+
 stage "figures of the paper, small" env OUT="$(mktemp -d)" examples/paper/run.sh small
+stage "main result, small" env OUT="$(mktemp -d)" examples/paper/main_result.sh small
+stage "simulator against bench, small" env OUT="$(mktemp -d)" SMALL=1 examples/paper/validate.sh
 
 stage "C library from outside" tests/capi/run.sh
 

@@ -162,13 +162,12 @@ impl EngineBuilder {
     ) -> Result<crate::engine::Engine, crate::engine::EngineError> {
         let model = model.as_ref();
         self.note_model(model);
-        let backend = crate::llama::Backend::init();
         let config = &self.config;
         let mut devices: Vec<&str> = config.prefill.devices().chain(config.decode.devices()).flatten().collect();
         devices.sort_unstable();
         devices.dedup();
-        self.problems
-            .extend(devices.iter().filter_map(|name| backend.device(name).err()).map(|error| error.to_string()));
+        let wrong = devices.iter().filter_map(|name| crate::engine::sharing::named(name, config.rpc_deadline).err());
+        self.problems.extend(wrong.map(|error| error.to_string()));
         crate::engine::Engine::open(model, &self.build()?)
     }
 

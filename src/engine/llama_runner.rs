@@ -33,6 +33,8 @@ pub struct LlamaRunner {
     info: RunnerInfo,
     samplers: Vec<Option<Sampler>>,
     n_tokens: Vec<u32>,
+    /// Slots whose sequence had no number among its logits, and perhaps none among its keys and values.
+    spoiled: Vec<bool>,
     batch: Batch,
     /// One decode step in so many is tapped; none if 0.
     tap_every: u32,
@@ -88,6 +90,7 @@ impl LlamaRunner {
             info,
             samplers: (0..n_sequences).map(|_| None).collect(),
             n_tokens: vec![0; n_sequences],
+            spoiled: vec![false; n_sequences],
             batch,
             tap_every: if let TapUse::Decode(every) = *tap { every } else { 0 },
             n_steps: 0,
@@ -194,7 +197,8 @@ impl LlamaRunner {
     ) -> Result<Option<Token>, RunError> {
         self.dismiss(companion)?;
         self.n_tokens[slot.index()] += n as u32;
-        if last { self.sample(slot, first + n - 1).map(Some) } else { Ok(None) }
+        // A prompt that no token can follow costs no other.
+        if last { self.sample(slot, first + n - 1).map(Some).map_err(RunError::Restored) } else { Ok(None) }
     }
 
     /// Cuts a slot to its first tokens and verifies that they are all there; otherwise empties it.
@@ -216,9 +220,22 @@ impl LlamaRunner {
         self.context.seq_truncate(seq, pos).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
-    fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, RunError> {
+    fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, String> {
         let sampler = self.samplers[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is not open"));
-        sampler.sample(self.context.logits(row)).map_err(|error| RunError::Fatal(error.to_string()))
+        let drawn = sampler.sample(self.context.logits(row)).map_err(|error| error.to_string());
+        self.spoiled[slot.index()] |= drawn.is_err();
+        drawn
+    }
+
+    /// Writes numbers over what a spoiled sequence of so many tokens has left: attention reads the memory behind a
+    /// sequence too, and weighs it with 0, which makes NaN of NaN. An empty stream is filled from its first cell on.
+    fn wipe(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        let positions: Vec<u32> = (0..n_tokens).collect();
+        for chunk in positions.chunks(self.info.n_batch as usize) {
+            self.fill_batch(chunk.iter().map(|&pos| (0, pos, slot, false)), None)?;
+            self.context.decode(&self.batch).map_err(|error| RunError::Fatal(error.to_string()))?;
+        }
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
     fn prefill_unvouched(
@@ -280,11 +297,17 @@ impl LlamaRunner {
             self.context.decode(&self.batch).map_err(|error| run_error(&error))?;
         }
         next.clear();
+        let mut undrawn = Vec::new();
         for (row, item) in batch.iter().enumerate() {
             self.n_tokens[item.slot.index()] += 1;
-            next.push(if item.draws { self.sample(item.slot, first + row)? } else { item.token });
+            let drawn = if item.draws { self.sample(item.slot, first + row) } else { Ok(item.token) };
+            next.push(drawn.unwrap_or_else(|reason| {
+                undrawn.push((item.slot, reason));
+                item.token
+            }));
         }
-        self.dismiss(companion)
+        self.dismiss(companion)?;
+        if undrawn.is_empty() { Ok(()) } else { Err(RunError::Undrawn(undrawn)) }
     }
 
     fn export_unvouched(&mut self, slot: Slot) -> Result<SeqState, RunError> {
@@ -383,8 +406,9 @@ impl ModelRunner for LlamaRunner {
 
     fn close(&mut self, slot: Slot) -> Result<(), RunError> {
         self.samplers[slot.index()] = None;
-        self.n_tokens[slot.index()] = 0;
-        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
+        let n_tokens = std::mem::take(&mut self.n_tokens[slot.index()]);
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))?;
+        if std::mem::take(&mut self.spoiled[slot.index()]) { self.wipe(slot, n_tokens) } else { Ok(()) }
     }
 
     fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {

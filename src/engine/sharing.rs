@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use crate::{
     engine::{EngineConfig, EngineError, HostExperts, ThreadPlan, Topology, WorkerSpec},
-    llama::{Backend, CpuMoe, Device, DeviceKind, rpc_endpoint},
+    llama::{Backend, CpuMoe, Device, DeviceKind, LlamaError, rpc_endpoint},
     types::CpuSet,
 };
 
@@ -90,13 +92,19 @@ pub fn thread_use(config: &EngineConfig) -> Result<ThreadUse, EngineError> {
 
 /// The device of an entry; a remote one keeps to the configured deadline.
 pub(super) fn device(best: &Device, spec: &WorkerSpec, config: &EngineConfig) -> Result<Device, EngineError> {
-    let backend = Backend::init();
-    if let Some(endpoint) = spec.device.as_deref().and_then(rpc_endpoint) {
-        backend.add_rpc(endpoint, config.rpc_deadline)?;
-    }
-    let device = spec.device.as_deref().map_or_else(|| Ok(best.clone()), |name| backend.device(name))?;
+    let Some(name) = spec.device.as_deref() else { return Ok(best.clone()) };
+    let device = named(name, config.rpc_deadline)?;
     device.set_deadline(config.rpc_deadline);
     Ok(device)
+}
+
+/// The device with this name; an RPC server that it names is connected to first.
+pub(super) fn named(name: &str, deadline: Duration) -> Result<Device, LlamaError> {
+    let backend = Backend::init();
+    if let Some(endpoint) = rpc_endpoint(name) {
+        backend.add_rpc(endpoint, deadline)?;
+    }
+    backend.device(name)
 }
 
 /// Whether a worker computes with the host's processors: all of it, or the layers and experts that stay there.

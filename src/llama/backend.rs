@@ -15,15 +15,13 @@ use super::{
     device::{self, Device, DeviceInfo, DeviceKind},
     error::LlamaError,
     guard, logging,
-    rpc::Session,
+    rpc::{RpcFailure, Session},
 };
 
 // llama.cpp itself is one per process: its logger, its device registry and its CPU tables are C globals.
 static START: Once = Once::new();
 static REGISTRY: Mutex<Vec<Remote>> = Mutex::new(Vec::new());
 
-/// The longest an RPC server may keep a byte waiting, unless said otherwise.
-pub const RPC_DEADLINE: Duration = Duration::from_secs(30);
 /// Most devices of one server that are used.
 const MAX_REMOTE: usize = 64;
 
@@ -66,13 +64,15 @@ impl Backend {
     }
 
     /// The device with this ggml name, in any case and with or without a colon (`cpu`, `CUDA0`, `cuda:0`, `rpc1`), or
-    /// with this index in [`Backend::devices`]; `rpc:HOST:PORT` is the first device of that RPC server.
+    /// with this index in [`Backend::devices`]; `rpc:HOST:PORT` is the first device of that RPC server, once
+    /// [`Backend::add_rpc`] has made it known.
     pub fn device(&self, spec: &str) -> Result<Device, LlamaError> {
-        if let Some(endpoint) = rpc_endpoint(spec) {
-            return Ok(self.add_rpc(endpoint, RPC_DEADLINE)?.remove(0));
-        }
         let all = self.all();
-        device::find(&all, spec).cloned().ok_or_else(|| LlamaError::UnknownDevice {
+        let found = match rpc_endpoint(spec) {
+            Some(endpoint) => all.iter().find(|device| device.endpoint() == Some(endpoint)),
+            None => device::find(&all, spec),
+        };
+        found.cloned().ok_or_else(|| LlamaError::UnknownDevice {
             spec: spec.to_owned(),
             known: all.iter().map(Device::name).collect::<Vec<_>>().join(", "),
         })
@@ -107,7 +107,11 @@ impl Backend {
             return Err(LlamaError::NoRpc);
         }
         // Not under the lock: a server may take its time.
-        let session = Arc::new(Session::open(endpoint, deadline).map_err(|why| rpc(unopened(&why)))?);
+        let session = Session::open(endpoint, deadline).map_err(|failure| match failure {
+            RpcFailure::Silent { .. } => LlamaError::RpcSilent { endpoint: endpoint.to_owned(), deadline },
+            failure => rpc(failure.to_string()),
+        })?;
+        let session = Arc::new(session);
         {
             let mut registry = lock();
             if !registry.iter().any(|remote| is_well(remote, endpoint)) {
@@ -240,14 +244,6 @@ fn parse_endpoint(endpoint: &str) -> Result<(), String> {
     }
 }
 
-/// Why a server could not be opened, with what is usually behind a silent one.
-fn unopened(why: &str) -> String {
-    if why.contains("did not answer") {
-        return format!("{why}; it has another client, or is no `eldr rpc-server`: give each eldr a server of its own");
-    }
-    why.to_owned()
-}
-
 /// The `HOST:PORT` of `rpc:HOST:PORT`; none for `rpc:1`, which is a device's name.
 pub fn rpc_endpoint(spec: &str) -> Option<&str> {
     let (kind, rest) = spec.trim().split_once(':')?;
@@ -277,13 +273,27 @@ mod tests {
     #[test]
     fn a_malformed_or_silent_endpoint_is_an_error_and_not_an_abort() {
         let backend = Backend::init();
+        let add = |endpoint: &str| backend.add_rpc(endpoint, Duration::from_millis(200));
         for endpoint in ["localhost", ":1", "127.0.0.1:0", "127.0.0.1:port"] {
-            assert!(matches!(backend.add_rpc(endpoint, RPC_DEADLINE), Err(LlamaError::Rpc { .. })), "{endpoint}");
+            assert!(matches!(add(endpoint), Err(LlamaError::Rpc { .. })), "{endpoint}");
         }
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let free = listener.local_addr().expect("its address");
+        let endpoint = listener.local_addr().expect("its address").to_string();
+        if has_rpc() {
+            let silent = add(&endpoint).expect_err("nobody answers");
+            assert!(matches!(silent, LlamaError::RpcSilent { .. }), "{silent}");
+            let text = silent.to_string();
+            assert!(text.contains("within 0.2 s") && text.contains("a server of its own"), "{text}");
+        }
         drop(listener);
-        assert!(matches!(backend.add_rpc(&free.to_string(), RPC_DEADLINE), Err(LlamaError::Rpc { .. })));
+        assert!(matches!(add(&endpoint), Err(LlamaError::Rpc { .. } | LlamaError::NoRpc)));
+    }
+
+    // Symptom: looking a device up connected to its server, with a deadline nobody had set.
+    #[test]
+    fn a_server_is_looked_up_only_once_it_was_added() {
+        let error = Backend::init().device("rpc:127.0.0.1:1").expect_err("not added").to_string();
+        assert!(error.contains("\"rpc:127.0.0.1:1\"") && error.contains("CPU"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Never loses llama.cpp's own code or reason.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 /// A model, context, sequence or device that could not be used as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -100,6 +100,17 @@ pub enum LlamaError {
         endpoint: String,
         /// What failed.
         reason: String,
+    },
+    /// An RPC server took the connection and said nothing.
+    #[error(
+        "RPC endpoint {endpoint}: the server did not answer within {:.1} s; it has another client, or is no \
+         `eldr rpc-server`: give each eldr a server of its own", deadline.as_secs_f64()
+    )]
+    RpcSilent {
+        /// `host:port` as given.
+        endpoint: String,
+        /// How long it was waited for.
+        deadline: Duration,
     },
     /// A context setting that cannot work.
     #[error("context {name}: {reason}")]

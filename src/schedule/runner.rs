@@ -286,4 +286,8 @@ pub enum RunError {
     /// The worker cannot be trusted any more: its sequences must be prefilled again elsewhere.
     #[error("{0}")]
     Fatal(String),
+    /// A step ran, but these of its sequences could draw no token, which their requests and not the worker are to blame
+    /// for. The others have theirs in `next`.
+    #[error("{}", .0.first().map_or("no token was drawn", |(_, reason)| reason))]
+    Undrawn(Vec<(Slot, String)>),
 }

@@ -106,7 +106,7 @@ impl RunnerLayer for Meter {
     fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
         self.inner.decode(batch, next, picks)?;
         let distinct = picks.distinct();
-        let mean = distinct.iter().sum::<u32>() as f64 / distinct.len() as f64;
+        let mean = f64::from(distinct.iter().sum::<u32>()) / distinct.len() as f64;
         self.add(|spent| {
             (spent.n_batch, spent.n_distinct) = (batch.len(), mean);
             spent.micros += COSTS.decode + COSTS.expert * mean + COSTS.sequence * batch.len() as f64;
@@ -237,7 +237,7 @@ impl<'a> Run<'a> {
         let policy = model.policy(config, None).expect("a policy");
         let limits = DispatchLimits { max_queue: 4096, ..config.limits };
         let dispatcher = Dispatcher::new(prefill.len(), &n_slots, policy, None, limits);
-        let dispatcher = dispatcher.caching(prefix, prefill[0].runner.info());
+        let dispatcher = dispatcher.caching(prefix, ModelRunner::info(&prefill[0].runner));
         let mut run = Self {
             dispatcher,
             prefill,
@@ -319,7 +319,7 @@ impl<'a> Run<'a> {
                 Command::Prefill(worker, job) => self.prefill[worker.index()].scheduler.admit(job),
                 Command::Decode(worker, handoff, _) => self.decode[worker.index()].scheduler.admit(handoff),
                 Command::Keep(worker, left) => self.prefill[worker.index()].scheduler.take_in(left),
-                Command::Cancel(..) => panic!("nobody cancels"),
+                Command::Cancel(..) | Command::Migrate(..) => panic!("nobody cancels or moves"),
                 Command::End(id, outcome) => {
                     assert!(matches!(outcome, Outcome::Finished(FinishReason::Length, _)), "{outcome:?}");
                     self.turns.get_mut(&id).expect("begun").ended = self.now;
@@ -377,8 +377,8 @@ impl<'a> Run<'a> {
             let ms = |time: Duration| time.as_secs_f64() * 1e3;
             let later = usize::from(id.0 >= n_chats);
             let n_alike = if later == 0 { n_chats as f64 } else { n_turns - n_chats as f64 };
-            ran.ttft[later] += ms(first - turn.begun) / n_alike;
-            ran.tpot += ms(turn.ended - first) / f64::from(N_OUTPUT - 1) / n_turns;
+            ran.ttft[later] += ms(first.saturating_sub(turn.begun)) / n_alike;
+            ran.tpot += ms(turn.ended.saturating_sub(first)) / f64::from(N_OUTPUT - 1) / n_turns;
             ran.n_prompt += turn.prompt.len() as u64;
             ran.outputs.push(turn.output.clone());
         }

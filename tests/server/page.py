@@ -25,7 +25,7 @@ def post(path, body):
 
 
 class Load:
-    """Requests on their way, so that there is something to see."""
+    """Requests on their way, so that there is something to see; only while it is looked at, as the browser needs the cores, too."""
 
     def __enter__(self):
         self.over = threading.Event()
@@ -89,7 +89,7 @@ def shows_everything(page):
     expect(canvas).to_be_visible()
     inked = """canvas => { const p = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
         let n = 0; for (let i = 3; i < p.length; i += 4) n += p[i] > 0; return [canvas.width, canvas.height, n]; }"""
-    width, height, n = page.evaluate(f"({inked})(document.querySelector('#workers canvas'))")
+    width, height, n = canvas.evaluate(inked)
     assert width == 64 and height >= 1 and n >= 4 * height, f"{n} experts drawn of {width} in {height} layers"
     expect(page.locator("#workers").get_by_text("experts a layer in a step").first).to_be_visible()
 
@@ -122,26 +122,36 @@ def luminance(page):
 def main():
     # A busy machine draws slowly, and nothing here is about time.
     expect.set_options(timeout=120_000)
-    with sync_playwright() as playwright, Load():
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        desk = open_page(browser, viewport={"width": 1280, "height": 900}, color_scheme="light")
-        shows_everything(desk)
-        answers(desk)
+    started, times = time.monotonic(), []
+
+    def timed(what, step, *given, **more):
+        began = time.monotonic()
+        result = step(*given, **more)
+        times.append(f"{what} {time.monotonic() - began:.1f}")
+        return result
+
+    with sync_playwright() as playwright:
+        # Without a GPU there is nothing to gain by a process that emulates one.
+        browser = timed("start", playwright.chromium.launch, executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        desk = timed("desk", open_page, browser, viewport={"width": 1280, "height": 900}, color_scheme="light")
+        with Load():
+            timed("workers", shows_everything, desk)
+            picture(desk, "desk")
+        timed("prompt", answers, desk)
         fits(desk)
-        picture(desk, "desk")
-        phone = open_page(browser, **PHONE, color_scheme="dark")
-        shows_everything(phone)
+        phone = timed("phone", open_page, browser, **PHONE, color_scheme="dark")
+        with Load():
+            timed("workers", shows_everything, phone)
+            picture(phone, "phone-dark")
         fits(phone)
-        picture(phone, "phone-dark")
         assert luminance(phone) < 150 < 600 < luminance(desk), (luminance(phone), luminance(desk))
         for page in (desk, phone):
             assert not page.faults, page.faults
             strangers = [url for url in page.asked if not url.startswith(URL)]
             assert not strangers, f"it asks others: {strangers}"
-        browser.close()
+        timed("end", browser.close)
     print("page: workers, experts, times, routes and a prompt, on a desk, on a phone and in the dark: passed")
+    print(f"page: {time.monotonic() - started:.0f} s ({', '.join(times)})")
 
 
-started = time.monotonic()
 main()
-print(f"page: {time.monotonic() - started:.0f} s")

@@ -9,9 +9,11 @@
 //! result away. What ggml keeps of an endpoint (its device, buffer types and allocation sizes) it keeps for ever, so a
 //! server that comes back gets a new session with a relay at another port.
 
+mod failure;
 mod pump;
 mod session;
 mod upstream;
 mod wire;
 
+pub(super) use failure::RpcFailure;
 pub(super) use session::Session;

@@ -9,8 +9,9 @@ use std::{
 };
 
 use super::{
+    RpcFailure,
     session::Shared,
-    upstream::{Upstream, is_pause, nonsense},
+    upstream::{Upstream, is_pause},
     wire,
 };
 
@@ -47,7 +48,7 @@ impl<'a> Pump<'a> {
         if shared.failure().is_none() {
             match Upstream::open(shared.endpoint(), shared.deadline()) {
                 Ok((upstream, _)) => pump.upstream = Some(upstream),
-                Err(reason) => shared.fail(reason),
+                Err(failure) => shared.fail(&failure),
             }
         }
         Ok(pump)
@@ -150,7 +151,7 @@ impl<'a> Pump<'a> {
     fn pass_back(&mut self, command: u8, want: u64) -> Result<(), Over> {
         self.with_server(|upstream| match upstream.answer_len()? {
             got if got == want => Ok(()),
-            got => Err(nonsense(got, want)),
+            got => Err(RpcFailure::Nonsense { got, want }),
         });
         if self.upstream.is_none() {
             return self.answer(command, want, 0);
@@ -207,15 +208,15 @@ impl<'a> Pump<'a> {
     }
 
     /// Does something with the server, if it has not failed; a failure is the end of it.
-    fn with_server(&mut self, body: impl FnOnce(&mut Upstream) -> Result<(), String>) {
+    fn with_server(&mut self, body: impl FnOnce(&mut Upstream) -> Result<(), RpcFailure>) {
         let Some(upstream) = &mut self.upstream else { return };
         let done = match self.shared.failure() {
-            Some(_) => Err(String::new()),
+            Some(_) => Err(RpcFailure::Elsewhere),
             None => body(upstream),
         };
-        if let Err(reason) = done {
+        if let Err(failure) = done {
             // Known before the client sees a byte that did not come from the server.
-            self.shared.fail(reason);
+            self.shared.fail(&failure);
             self.upstream = None;
         }
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use super::{pump::Pump, upstream::Upstream};
+use super::{RpcFailure, pump::Pump, upstream::Upstream};
 
 /// What the relay's threads and the owner of the session share.
 pub(super) struct Shared {
@@ -36,8 +36,8 @@ impl Shared {
     }
 
     /// The first failure is the one that counts.
-    pub fn fail(&self, reason: String) {
-        if self.failure.set(reason).is_ok() {
+    pub fn fail(&self, failure: &RpcFailure) {
+        if self.failure.set(failure.to_string()).is_ok() {
             log::warn!("the RPC server {} has failed: {}", self.endpoint, self.failure().unwrap_or_default());
         }
     }
@@ -56,11 +56,11 @@ pub(in crate::llama) struct Session {
 impl Session {
     /// Looks whether an RPC server answers at `endpoint` (`host:port`), each question within `deadline`, and starts a
     /// relay in front of it.
-    pub fn open(endpoint: &str, deadline: Duration) -> Result<Self, String> {
+    pub fn open(endpoint: &str, deadline: Duration) -> Result<Self, RpcFailure> {
         // Closed again at once: a server has one client at a time.
         Upstream::open(endpoint, deadline)?;
-        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(|e| format!("no port for the relay: {e}"))?;
-        let relay = listener.local_addr().map_err(|e| format!("no address for the relay: {e}"))?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(RpcFailure::relay("port"))?;
+        let relay = listener.local_addr().map_err(RpcFailure::relay("address"))?;
         let shared = Arc::new(Shared {
             endpoint: endpoint.to_owned(),
             deadline_ms: AtomicU64::new(0),
@@ -70,7 +70,7 @@ impl Session {
         let session = Self { shared: Arc::clone(&shared), relay };
         session.set_deadline(deadline);
         let accepting = thread::Builder::new().name("rpc relay".to_owned()).spawn(move || accept(&listener, &shared));
-        accepting.map_err(|e| format!("no thread for the relay: {e}"))?;
+        accepting.map_err(RpcFailure::relay("thread"))?;
         Ok(session)
     }
 
@@ -296,7 +296,7 @@ mod tests {
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let open = |endpoint: &str| Session::open(endpoint, Duration::from_millis(200)).err().expect("refused");
         let reason = open(&silent.local_addr().expect("its address").to_string());
-        assert!(reason.contains("did not answer within"), "{reason}");
+        assert!(matches!(reason, RpcFailure::Silent { .. }), "{reason}");
         let web = TcpListener::bind("127.0.0.1:0").expect("a port");
         let endpoint = web.local_addr().expect("its address").to_string();
         thread::spawn(move || {
@@ -305,6 +305,6 @@ mod tests {
             let _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         });
         let reason = open(&endpoint);
-        assert!(reason.contains("answered nonsense"), "{reason}");
+        assert!(matches!(reason, RpcFailure::Nonsense { .. }), "{reason}");
     }
 }
