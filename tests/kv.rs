@@ -161,7 +161,9 @@ impl World {
                     let prompt = &self.running[&id];
                     assert_eq!(token, MODEL.next(prompt, &SamplingParams::default()), "first token after {prompt:?}");
                 }
-                WorkerEvent::Left(_) => panic!("nothing finishes here"),
+                WorkerEvent::Left(_) | WorkerEvent::Moved(_) | WorkerEvent::Stayed { .. } => {
+                    panic!("nothing decodes here")
+                }
                 WorkerEvent::Lost { error } => {
                     assert!(error.contains("as scripted"), "{error}");
                     self.lost = true;

@@ -122,7 +122,7 @@ impl Rig {
                     self.said.insert(id, bits.collect());
                 }
                 WorkerEvent::Finished { .. } => self.n_ended += 1,
-                WorkerEvent::Left(_) => {}
+                WorkerEvent::Left(_) | WorkerEvent::Moved(_) | WorkerEvent::Stayed { .. } => {}
             }
         }
         if !self.lost {

@@ -92,8 +92,8 @@ pub extern "C" fn eldr_cache_add_tap(
 /// Like eldr_cache_add_tap(), from ids: `experts` has, for each layer of eldr_calibration_get_layers() in its order,
 /// n_expert_used ids for each token. Any thread.
 ///
-/// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for a sequence or positions that are none; nothing is noted
-/// then.
+/// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for a sequence or positions that are none; then nothing
+/// is noted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_cache_add(
     cache: *mut CacheHandle,

@@ -86,8 +86,8 @@ pub unsafe extern "C" fn eldr_engine_tokenize(
 }
 
 /// Writes what the engine is doing, as a JSON object, to `json`: the tokens of a slot, requests active and waiting, the
-/// workers and their loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
-/// waits for a worker. Any thread.
+/// workers and their loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the
+/// thread's next call that gives out text. Never waits for a worker. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_engine_stats_json(
     engine: *const EngineHandle,

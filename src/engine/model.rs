@@ -37,10 +37,15 @@ impl LoadedModel {
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
         config.check()?;
         let sharing = Sharing::of(config)?;
-        if let Some(refusal) = Plan::refusal(path, config, &sharing) {
+        // A small file that is mapped takes no memory to speak of, and is needed in any case.
+        let early = (!sharing.on_device && config.use_mmap && is_small(path))
+            .then(|| Copies::load(path, config, sharing.clone()))
+            .transpose()?;
+        let fits = early.as_ref().is_some_and(|copies| Plan::is_needless(&copies.first().model, config, &sharing));
+        if !fits && let Some(refusal) = Plan::refusal(path, config, &sharing) {
             return Err(EngineError::Config(refusal));
         }
-        let copies = Arc::new(Copies::load(path, config, sharing)?);
+        let copies = Arc::new(early.map_or_else(|| Copies::load(path, config, sharing), Ok)?);
         let model = copies.first().model;
         if let Some(warning) = cut_context(config.n_ctx_slot, model.facts().n_ctx_train) {
             log::warn!("{warning}");
@@ -142,7 +147,9 @@ impl LoadedModel {
                 WorkerEvent::Token { .. }
                 | WorkerEvent::Finished { .. }
                 | WorkerEvent::Cache(_)
-                | WorkerEvent::Left(_) => {}
+                | WorkerEvent::Left(_)
+                | WorkerEvent::Moved(_)
+                | WorkerEvent::Stayed { .. } => {}
             }
         }
         Ok(None)
@@ -347,7 +354,7 @@ impl LoadedModel {
             centroids: calibration.map(|c| Arc::new(c.centroids.clone())),
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
-            marginal: MarginalCostParams::default(),
+            marginal: MarginalCostParams { feedback: config.feedback, ..MarginalCostParams::default() },
         }
     }
 
@@ -395,7 +402,8 @@ impl LoadedModel {
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         // Answers come back with their picks, which every step must then tell.
         let sampled = refit.as_ref().map_or(0, |refit| refit.sample_decode);
-        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { sampled };
+        let told = [sampled, policy.feedback()].into_iter().filter(|&every| every > 0).min().unwrap_or(0);
+        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { told };
         let pins = self.pins(config)?;
         let prefill = self.prefill_workers(config, &tapped)?;
         let disk = match prefill.first() {
@@ -457,6 +465,11 @@ impl Engine {
 fn cut_context(asked: u32, trained: u32) -> Option<String> {
     let is_cut = asked > trained && asked != EngineConfig::default().n_ctx_slot;
     is_cut.then(|| format!("the model was trained with {trained} tokens of context: slots hold {trained}, not {asked}"))
+}
+
+/// Under a gigabyte and in one file.
+fn is_small(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.len() < 1 << 30)
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::{
     engine::{
         EngineConfig, EngineError, ThreadUse,
-        copies::{context_params, is_exact, model_params},
+        copies::{context_params, is_exact, kv_type, model_params},
         host_memory::HostMemory,
         plan_pins::{PinRoom, pinned},
         sharing::{Sharing, device},
@@ -135,6 +135,21 @@ impl Plan {
         devices[0].mapped = config.use_mmap;
         devices.retain(|device| device.need() > 0);
         Ok(Self { devices, threads: sharing.thread_use(), n_pinned: 0, unpinned: Vec::new() })
+    }
+
+    /// Whether a guess, four times over, says that the workers fit on the host, so that nothing has to be foreseen: not with
+    /// devices of their own, nor with weights that are not mapped.
+    pub(super) fn is_needless(model: &Model, config: &EngineConfig, sharing: &Sharing) -> bool {
+        let Some(memory) = HostMemory::detect().filter(|_| config.use_mmap && !sharing.on_device) else { return false };
+        let n_ctx_slot = config.n_ctx_slot.min(model.facts().n_ctx_train);
+        let n_tokens = u64::from(n_ctx_slot) * (u64::from(config.n_slots) + 1);
+        // Scores of attention over a slot take no more than what the slots keep, and the rest less than this a chunk.
+        let compute = (u64::from(config.chunk).div_ceil(512)) << 28;
+        let kv = model.kv_bytes_per_token(kv_type(config.kv_format), kv_type(config.kv_format)) * n_tokens;
+        let n_workers = (config.prefill.n_workers() + config.decode.n_workers()) as u64;
+        let kept = rows(model, config, n_ctx_slot) * config.prefill.n_workers() as u64 + (config.cache_ram_mib << 20);
+        let guess = (kv + compute).saturating_mul(n_workers).saturating_add(kept + model.facts().size_bytes);
+        guess.saturating_mul(4) <= memory.free
     }
 
     /// What does not fit, in a sentence each.
@@ -322,6 +337,9 @@ mod tests {
         let huge = EngineConfig { n_slots: 255, ..config("1000@cpu") };
         assert!(free < 700 << 30, "this test needs a machine with less memory");
         let sharing = Sharing::of(&huge).expect("turns");
+        let params = ModelParams { no_alloc: true, ..ModelParams::default() };
+        let model = Model::load(&Backend::init(), Path::new(MODEL), &params).expect("reads");
+        assert!(!Plan::is_needless(&model, &huge, &sharing));
         let refusal = Plan::refusal(Path::new(MODEL), &huge, &sharing).expect("refused");
         assert!(refusal.contains("MiB of keys and values") && refusal.contains("are free: "), "{refusal}");
         let (_, advice) = refusal.split_once("--slots ").expect("an advice");

@@ -129,11 +129,11 @@ impl PrefillWorker {
             && self.open.iter().all(Option::is_none)
     }
 
-    /// Runs one chunk of one prompt. A lost worker gives back what still reaches it.
-    pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) {
+    /// Runs one chunk of one prompt; how many tokens it had. A lost worker gives back what still reaches it.
+    pub fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> u32 {
         if self.lost {
             self.lose(LOST, events);
-            return;
+            return 0;
         }
         self.sweep_cancelled(runner, events);
         for left in std::mem::take(&mut self.left) {
@@ -143,7 +143,9 @@ impl PrefillWorker {
                 self.lose(&error.to_string(), events);
             }
         }
-        if let Some(plan) = self.plan(runner, events) {
+        let plan = self.plan(runner, events);
+        let n_run = plan.as_ref().map_or(0, |plan| plan.tokens.len() as u32);
+        if let Some(plan) = plan {
             let mut counts = self.cache.chunk_counts(plan.slot, plan.pos, plan.pos + plan.tokens.len() as u32);
             let run = runner.prefill(plan.slot, &plan.tokens, plan.pos, plan.draws, counts.as_mut());
             self.apply(&plan, run, counts.as_ref(), runner, events);
@@ -153,6 +155,12 @@ impl PrefillWorker {
             self.cache.check_integrity();
             self.cache.check_against(runner);
         }
+        n_run
+    }
+
+    /// Prompt tokens a step runs at most.
+    pub fn chunk(&self) -> u32 {
+        self.chunk
     }
 
     /// Gives back every request, for prefilling elsewhere, and reports the worker lost: its runner panicked, say.

@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 out, device, size = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+KINDS = {"Cpu": "the host's processors", "Gpu": "a GPU", "IntegratedGpu": "an integrated GPU", "Rpc": "a device behind RPC"}
 BALANCERS = ["round_robin", "least_loaded", "power_of_two", "random"]
 
 
@@ -63,14 +64,17 @@ batches = {row["setting"]["batch"]: row["measured"] for row in costs["rows"]}
 checks.append(check("step times of several batch sizes", len(batches) > 1, f"{len(batches)} batch sizes were timed"))
 
 decode = {row["batch"]: row for row in measured("decode steps") or []}
-compared = []
+compared = []  # A sequence's median gap, while the batch is full nearly all the time.
 for batch, report in sorted(speeds.items()):
     gap = report["runs"][0]["itl_ms"]["p50"]
-    row = {"batch": batch, "engine_ms": gap, "bare_ms": decode.get(batch, {}).get("plain_ms")}
+    steps = report["runs"][0]["batch"]["mean"]
+    row = {"batch": batch, "engine_ms": gap, "engine_batch": steps, "bare_ms": decode.get(batch, {}).get("plain_ms")}
     if batch in peers:
         row["peer_ms"] = batch * 1e3 / peers[batch]["speed_tg"]
     compared.append(row)
-checks.append(check("the engine decodes at the speeds compared", all(row["engine_ms"] > 0 for row in compared), f"{len(compared)} batch sizes"))
+unfinished = [batch for batch, report in speeds.items() if report["runs"][0]["requests"] != batch]
+words = f"batches {', '.join(map(str, sorted(speeds)))} ran to their end" if not unfinished else f"requests failed in batches of {unfinished}"
+checks.append(check("the engine decodes while its speed is measured", compared and not unfinished, words))
 
 document = {
     "asked": device,
@@ -93,13 +97,13 @@ who, machine = checked["device"], doctor["machine"]
 page = [
     f"# {who['name']}: {who['description']}",
     "",
-    f"Device {who['name']}, a {who['kind']}: {who['description']}, {who['total_bytes'] / 2**30:.1f} GiB. Host: {machine['cpu']}, "
+    f"Device {who['name']}, {KINDS.get(who['kind'], who['kind'])}: {who['description']}, {who['total_bytes'] / 2**30:.1f} GiB. Host: {machine['cpu']}, "
     f"{machine['cores']} cores. {doctor['versions']['llama_cpp']}. Written by `DEVICE={device} SIZE={size} bash tests/gpu/run.sh`; "
     f"times are of {who['timed_model']}.",
     "",
 ]
 if who["kind"] not in ("Gpu", "IntegratedGpu"):
-    page += [f"**No GPU ran this: {who['name']} is a {who['kind']}.**", ""]
+    page += [f"**No GPU ran this: {who['name']} is {KINDS.get(who['kind'], who['kind'])}.**", ""]
 elif "llvmpipe" in who["description"].lower() or "lavapipe" in who["description"].lower():
     page += ["**No GPU ran this: the device is Mesa's Vulkan driver on the CPU.**", ""]
 if size == "small":
@@ -120,8 +124,9 @@ if prefill:
         [(b, f"{r['plain_ms']:.3f}", f"{r['tokens_per_s']:.0f}", percent(r["idle_tap"]), percent(r["tap"])) for b, r in decode.items()],
     )
     page += ["", "Decode speed, ms between a sequence's tokens: the engine at work, bare steps, and llama-batched-bench.", ""]
-    shown = [(r["batch"], *(f"{r[k]:.3f}" if r.get(k) else "not run" for k in ("engine_ms", "bare_ms", "peer_ms"))) for r in compared]
-    page += table(["batch", "engine", "bare", "llama-batched-bench"], shown) + [""]
+    times = lambda row: (f"{row[k]:.3f}" if row.get(k) else "not run" for k in ("engine_ms", "bare_ms", "peer_ms"))
+    shown = [(r["batch"], f"{r['engine_batch']:.1f}", *times(r)) for r in compared]
+    page += table(["batch", "sequences in the engine's steps", "engine", "bare", "llama-batched-bench"], shown) + [""]
 
 wide = measured("batches of known picks")
 if wide:

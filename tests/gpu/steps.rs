@@ -33,7 +33,7 @@ pub fn prefill(rig: &Rig) -> Found {
     let batch = prompt_batch(&text, 0, 0);
     let (mut without, mut masked, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     // The first round warms up.
-    for round in 0..=rig.size.of(5, 50) {
+    for round in 0..=rig.size.of(3, 50) {
         let none = time(&mut plain, &batch)?;
         plain.clear_seq(0)?;
         let mut of = [0.0; 2];

@@ -6,8 +6,7 @@
 #
 # Both servers are held to CORES (0) and compute with THREADS (1) threads; the client has the machine's other cores. Both have
 # SLOTS (32) sequences of 1024 tokens, no flash attention, no prefix cache and the same requests, of examples/data/task.serve.jsonl,
-# 32 to 96 tokens each. ROUNDS (5) rounds, of which SCALE (1) is the length: about four minutes on the shipped model, ten times that on
-# one of 1 GiB. CLIENTS ("1 8 16 32"). The program comes as tests/peers/batched_bench.sh tells; run it on a quiet machine.
+# 32 to 96 tokens each. CLIENTS ("1 8 16 32"), ROUNDS (5) and SCALE (1): see side_by_side.py. The program comes as tests/peers/batched_bench.sh tells; run it on a quiet machine.
 # ELDR_ARGS and PEER_ARGS are more options of the two.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -25,7 +24,6 @@ threads="${THREADS:-1}"
 ctx=1024
 read -r -a our_args <<<"${ELDR_ARGS:-}"
 read -r -a peer_args <<<"${PEER_ARGS:-}"
-read -r -a clients <<<"${CLIENTS:-1 8 16 32}"
 
 theirs="$(free_port)"
 LD_LIBRARY_PATH="$(dirname "$peer")" taskset -c "$cores" "$peer" -m "$model" --host 127.0.0.1 --port "$theirs" -t "$threads" -tb "$threads" \
@@ -39,5 +37,4 @@ taskset -c "$cores" "$eldr" serve -m "$model" --port "$ours" --threads "$threads
 our_pid=$!
 pids+=("$our_pid")
 wait_for "$ours"
-python3 tests/peers/side_by_side.py "http://127.0.0.1:$theirs" "$their_pid" "http://127.0.0.1:$ours" "$our_pid" "${clients[@]}" \
-    -- "${ROUNDS:-5}" "${SCALE:-1}"
+python3 tests/peers/side_by_side.py "llama-server=http://127.0.0.1:$theirs=$their_pid" "eldr=http://127.0.0.1:$ours=$our_pid"

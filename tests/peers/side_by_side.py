@@ -1,8 +1,10 @@
-"""The same closed loops to two servers, in turns: side_by_side.py THEIR_URL THEIR_PID OUR_URL OUR_PID [CLIENTS.. [-- ROUNDS SCALE]].
+"""The same closed loops to several servers, in turns: side_by_side.py NAME=URL=PID[,PID..].. , the last of which is eldr.
 
-For each number of CLIENTS (1 8 16 32): so many streams at a time until a fixed list of requests has ended, the first side of a round
-in turn. Prints the middle ratio, eldr over the other, and its quarters: output tokens a second, the time to the first token, the
-time a token after it, and the processor's time a token, which other programs on the machine disturb least. Only loopback.
+For each of the WORKLOADS (mixed) and CLIENTS (1 8 16 32), so many streams at a time until a fixed list of requests has ended, ROUNDS (5)
+times, the sides in turn; SCALE (1) is the list's length. Prints, of each peer, the middle ratio of eldr to it and the ratios' quarters:
+output tokens a second, the time to the first token, the time a token after it, and the time of the processes of PID a token, which
+other programs on the machine disturb least. Workloads of examples/data/task.serve.jsonl: `mixed`, its four domains in turn; `one`, the
+first domain alone, in which a router finds nothing to tell apart. Only loopback.
 """
 
 import asyncio
@@ -14,27 +16,30 @@ import sys
 import time
 import urllib.parse
 
-given = sys.argv[1:]
-cut = given.index("--") if "--" in given else len(given)
-given, more = given[:cut], given[cut + 1:]
-URLS, PIDS = [urllib.parse.urlparse(url) for url in given[0:4:2]], [int(pid) for pid in given[1:4:2]]
-CLIENTS = [int(n) for n in given[4:]] or [1, 8, 16, 32]
-ROUNDS, SCALE = int(more[0]) if more else 5, float(more[1]) if len(more) > 1 else 1.0
-assert all(url.hostname == "127.0.0.1" for url in URLS), "only loopback"
+NAMES, URLS, PIDS = zip(*(side.split("=") for side in sys.argv[1:]))
+URLS, PIDS = [urllib.parse.urlparse(url) for url in URLS], [pids.split(",") for pids in PIDS]
+assert len(URLS) > 1 and all(url.hostname == "127.0.0.1" for url in URLS), "two sides, and only loopback"
+CLIENTS = [int(n) for n in os.environ.get("CLIENTS", "1 8 16 32").split()]
+ROUNDS, SCALE = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("SCALE", "1"))
 LINES = (pathlib.Path(__file__).parents[2] / "examples/data/task.serve.jsonl").read_text(encoding="utf-8").splitlines()
-PROMPTS = [json.loads(line)["prompt"][:800] for line in LINES]
+ENTRIES = [json.loads(line) for line in LINES]
+PROMPTS = {
+    "mixed": [entry["prompt"][:800] for entry in ENTRIES],
+    "one": [entry["prompt"][:800] for entry in ENTRIES if entry["domain"] == ENTRIES[0]["domain"]],
+}
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "ignore_eos": True, "stream": True, "cache_prompt": False,
             "stream_options": {"include_usage": True}}
+MEASURES = [("throughput", "tokens/s"), ("TTFT p50", "ms"), ("TTFT p99", "ms"), ("TPOT p50", "ms"), ("TPOT p99", "ms"), ("CPU a token", "ms")]
 
 
-def cpu_seconds(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(pids):
+    fields = (pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(of[11]) + int(of[12]) for of in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def peak_mib(pid):
-    line = next(line for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+def peak_mib(pids):
+    lines = (line for pid in pids for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 async def stream(url, prompt, n_tokens, seed):
@@ -60,7 +65,7 @@ async def stream(url, prompt, n_tokens, seed):
 
 
 async def side(which, n_clients, requests):
-    """Tokens a second, TTFT p50 and p99, TPOT p50 and p99, milliseconds of the processor a token."""
+    """One side's MEASURES."""
     left, done = list(reversed(requests)), []
 
     async def client():
@@ -78,32 +83,37 @@ async def side(which, n_clients, requests):
     return n_tokens / took, at(ttft, 0.5), at(ttft, 0.99), at(tpot, 0.5), at(tpot, 0.99), spent / n_tokens * 1e3
 
 
-NAMES = ["throughput", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "CPU a token"]
-UNITS = ["tokens/s", "ms", "ms", "ms", "ms", "ms"]
-
-
 def quarter(values, share):
     return sorted(values)[round((len(values) - 1) * share)]
 
 
-async def main():
+async def compare(workload, n_clients):
     draw = random.Random(1)
+    n = max(4, round(SCALE * (8 if n_clients == 1 else 4 * n_clients)))
+    rounds, sides = [], list(range(len(URLS)))
+    for _ in range(ROUNDS):
+        requests = [(draw.choice(PROMPTS[workload]), draw.randint(32, 96), seed) for seed in range(n)]
+        rounds.append({which: await side(which, n_clients, requests) for which in sides})
+        sides = sides[1:] + sides[:1]
+    eldr = len(URLS) - 1
+    for peer in range(eldr):
+        print(f"{workload}, {n_clients} clients, eldr / {NAMES[peer]}:")
+        for i, (name, unit) in enumerate(MEASURES):
+            ours, theirs = (quarter([got[which][i] for got in rounds], 0.5) for which in (eldr, peer))
+            ratios = [got[eldr][i] / got[peer][i] for got in rounds]
+            print(f"  {name:<11} {quarter(ratios, 0.5):.3f} ({quarter(ratios, 0.25):.3f} to {quarter(ratios, 0.75):.3f}), "
+                  f"{ours:.2f} and {theirs:.2f} {unit}", flush=True)
+
+
+async def main():
     for url in URLS:
-        await stream(url, PROMPTS[0], 8, 1)
-    for n_clients in CLIENTS:
-        n = max(4, round(SCALE * (8 if n_clients == 1 else 4 * n_clients)))
-        rounds = []
-        for at in range(ROUNDS):
-            requests = [(draw.choice(PROMPTS), draw.randint(32, 96), seed) for seed in range(n)]
-            got = {which: await side(which, n_clients, requests) for which in ([0, 1] if at % 2 == 0 else [1, 0])}
-            rounds.append((got[0], got[1]))
-        for i, name in enumerate(NAMES):
-            theirs, ours = (quarter([pair[which][i] for pair in rounds], 0.5) for which in (0, 1))
-            ratios = [pair[1][i] / pair[0][i] for pair in rounds]
-            print(f"{n_clients:>2} clients, {name:<11} eldr {ours:8.2f}, llama-server {theirs:8.2f} {UNITS[i]:<8}  ratio "
-                  f"{quarter(ratios, 0.5):.3f} (quarters {quarter(ratios, 0.25):.3f} to {quarter(ratios, 0.75):.3f})", flush=True)
-    theirs, ours = map(peak_mib, PIDS)
-    print(f"peak memory: eldr {ours:.0f} MiB, llama-server {theirs:.0f} MiB, ratio {ours / theirs:.3f}")
+        for seed in range(8):  # every server behind a balancer
+            await stream(url, PROMPTS["mixed"][0], 8, seed)
+    for workload in os.environ.get("WORKLOADS", "mixed").split():
+        for n_clients in CLIENTS:
+            await compare(workload, n_clients)
+    peaks = [f"{name} {peak_mib(pids):.0f} MiB" for name, pids in zip(NAMES, PIDS)]
+    print(f"peak memory, pages of the mapped model included in each process: {', '.join(peaks)}")
 
 
 asyncio.run(main())

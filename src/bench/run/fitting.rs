@@ -162,8 +162,12 @@ fn handed_on(events: &mut Vec<WorkerEvent>) -> Result<Vec<Handoff>, BenchError> 
             WorkerEvent::Lost { error } | WorkerEvent::Returned { error, .. } => {
                 return Err(EngineError::Run(error).into());
             }
-            WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Left(_) | WorkerEvent::Cache(_) => {
-            }
+            WorkerEvent::Token { .. }
+            | WorkerEvent::Finished { .. }
+            | WorkerEvent::Left(_)
+            | WorkerEvent::Moved(_)
+            | WorkerEvent::Stayed { .. }
+            | WorkerEvent::Cache(_) => {}
         }
     }
     Ok(handoffs)

@@ -106,6 +106,8 @@ pub struct Scenario {
     pub max_queue: Option<u64>,
     /// As `--age-bound` of `eldr serve`.
     pub age_bound: u32,
+    /// A running sequence may move to another decode worker once in so many decode steps; none moves if 0.
+    pub migrate_every: u32,
 }
 
 /// Decode workers that are alike.
@@ -234,6 +236,7 @@ impl Default for Scenario {
             max_handoffs: 16,
             max_queue: None,
             age_bound: 1,
+            migrate_every: 0,
         }
     }
 }

@@ -89,6 +89,7 @@ impl<'a> Run<'a> {
             max_queue: scenario.max_queue.map_or(usize::MAX, |n| n as usize),
             max_handoffs: scenario.max_handoffs as usize,
             age_bound: scenario.age_bound,
+            migrate_every: scenario.migrate_every,
             ..DispatchLimits::default()
         };
         let requests = pool.trace.requests.len();
@@ -133,6 +134,7 @@ impl<'a> Run<'a> {
             meter: Meter::new(n_slots.len(), (scenario.requests as f64 * scenario.warmup) as u64),
             commands: Vec::new(),
             woken: Vec::new(),
+            handoffs: (0.0, 0.0),
             refitter,
         };
         for group in &scenario.decode {
@@ -149,6 +151,7 @@ impl<'a> Run<'a> {
         let ranks = (!pool.ranks.is_empty()).then(|| Arc::clone(&pool.ranks[nth % pool.ranks.len()]));
         let (chunk, n_prefix) = (self.scenario.chunk, self.prompts.n_prefix());
         let runner = ClusterRunner::new(pool.set, pool.cost, n_slots, chunk, n_prefix, ranks);
+        let runner = runner.tapped(self.dispatcher.feedback());
         let scheduler = DecodeWorker::new(runner.info(), chunk, &[]);
         self.decode.push(Worker::new(scheduler, runner, slowness));
     }
@@ -190,6 +193,7 @@ impl<'a> Run<'a> {
             refused: self.n_refused,
             retried: stats.n_retried,
             lost: stats.n_workers_lost,
+            migrated: stats.n_migrated,
             copies: self.mix.n_copies(),
             cached: cache.n_cached_tokens as f64 / (cache.n_prompt_tokens as f64).max(1.0),
         };
