@@ -139,6 +139,17 @@ fn the_plan_shows_what_fits_and_refuses_what_does_not() {
     assert!(!ran.status.success() && text.contains("are free: --slots "), "{text}");
 }
 
+// Symptom: two sentences, the first without the devices there are, and the exit code of a failure.
+#[test]
+fn a_device_that_can_not_be_lent_gets_one_sentence() {
+    for device in ["cuda:7", "rpc:127.0.0.1:1", "99"] {
+        let ran = eldr(&["rpc-server", "--listen", "127.0.0.1:0", "--device", device]).output().unwrap();
+        let text = String::from_utf8(ran.stderr).unwrap();
+        assert!(ran.status.code() == Some(2) && ran.stdout.is_empty() && text.lines().count() == 1, "{device}: {text}");
+        assert!(text.contains(&format!("no device \"{device}\"")) && text.contains("CPU"), "{device}: {text}");
+    }
+}
+
 /// A lent device; ends with the test.
 struct Lent(Child);
 

@@ -4,18 +4,27 @@
 //! Everything is seeded and on a simulated clock, so the numbers compared are exact.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[path = "support/fake_engine.rs"]
+#[expect(dead_code, reason = "the model and its letters are used, in engines made here")]
+mod fake;
 #[path = "marginal/planted.rs"]
 mod planted;
+#[path = "schedule/restless.rs"]
+mod restless;
 
 use std::sync::Arc;
 
 use eldr::{
+    StreamEvent,
     calibrate::{CalibrationInput, CalibrationParams, fit},
-    route::{PolicyKind, PolicyParams},
-    schedule::DispatchLimits,
+    engine::{Engine, EngineParts},
+    route::{MarginalCostParams, PolicyKind, PolicyParams, Reason},
+    schedule::{DispatchLimits, PrefixConfig},
     sim::{Arrivals, CostShares, Order, ReplayParams, ReplayReport, ReplaySet, StepCost, Traffic, replay},
+    types::{Request, SamplingParams},
 };
 use planted::planted;
+use restless::Restless;
 
 const N_WORKERS: usize = 4;
 
@@ -139,4 +148,74 @@ fn overtaking_gains_throughput_and_keeps_its_bound() {
     println!("tokens {:.3} -> {:.3}, waits {before:?} -> {after:?}", rate(&in_turn), rate(&twice));
     assert!(rate(&twice) > 1.07 * rate(&in_turn));
     assert!(after.mean < 1.01 * before.mean && after.p99 < 2.0 * before.p99);
+}
+
+/// Domains come one after another, so that batches turn from one to the next.
+fn turning(feedback: u32, migrate_every: u32) -> ReplayReport {
+    let trace = planted(true, 320, 2);
+    let set = ReplaySet::new(&trace);
+    let (_, served) = Traffic::Runs.split(&trace, 0, 480, 2);
+    let params = ReplayParams {
+        n_slots: vec![24; N_WORKERS],
+        arrivals: Arrivals::Closed { concurrency: 48, ramp: 50.0 },
+        order: Order::Passing,
+        n_requests: 480,
+        warmup: 0.2,
+        prefill: 5.0,
+        cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+        limits: DispatchLimits { migrate_every, ..DispatchLimits::default() },
+    };
+    let marginal = MarginalCostParams { feedback, ..MarginalCostParams::default() };
+    let shape = Some(trace.header.shape.clone());
+    let policy = PolicyKind::MarginalCost.build(&PolicyParams { shape, marginal, ..PolicyParams::new(N_WORKERS) });
+    replay(&set, &served, &params, policy.unwrap(), None).unwrap()
+}
+
+#[test]
+fn feedback_and_moves_cost_nothing_and_moves_gain() {
+    let [plain, told, moving] = [(0, 0), (4, 0), (0, 4)].map(|(feedback, every)| turning(feedback, every));
+    let mean = |report: &ReplayReport| report.tpot.unwrap().mean;
+    println!("plain {:.3}, with feedback {:.3}, moving {:.3}", mean(&plain), mean(&told), mean(&moving));
+    assert!(mean(&told) < 1.01 * mean(&plain) && mean(&moving) < mean(&plain));
+    assert_ne!(told, plain, "what was picked was told");
+}
+
+#[test]
+fn an_engine_moves_running_requests_and_their_streams_go_on() {
+    let limits = DispatchLimits { migrate_every: 1, ..DispatchLimits::default() };
+    let parts = EngineParts {
+        prefill: vec![fake::worker("prefill 0")],
+        decode: vec![fake::worker("decode 0"), fake::worker("decode 1")],
+        tokenizer: Arc::new(fake::Letters),
+        policy: Box::new(Restless::new(3)),
+        calibration: None,
+        limits,
+        chunk: 16,
+        n_expert: fake::MODEL.n_expert,
+        prefix: PrefixConfig::default(),
+    };
+    let engine = Engine::start(parts).unwrap();
+    let request = |seed: u64| {
+        let sampling = SamplingParams { ignore_eos: true, seed, ..SamplingParams::default() };
+        let prompt = vec![1, 2, 3 + i32::try_from(seed).unwrap()];
+        Request { prompt, max_tokens: 400, sampling, domain: None, deadline: None }
+    };
+    let streams: Vec<_> = (0..6).map(|seed| engine.submit(request(seed)).unwrap()).collect();
+    let mut n_moves = 0;
+    for (stream, seed) in streams.into_iter().zip(0..) {
+        let mut tokens = Vec::new();
+        for event in stream {
+            match event {
+                StreamEvent::Token { token, .. } => tokens.push(token),
+                StreamEvent::Routed { decision, .. } => n_moves += u64::from(decision.reason == Reason::Migration),
+                StreamEvent::End { .. } => {}
+                StreamEvent::Failed(why) => panic!("{why}"),
+            }
+        }
+        let Request { prompt, sampling, max_tokens, .. } = request(seed);
+        assert_eq!(tokens, fake::MODEL.complete(&prompt, &sampling, max_tokens), "seed {seed}");
+    }
+    let stats = engine.stats().dispatch;
+    assert!(n_moves > 0);
+    assert_eq!((stats.n_migrated, stats.n_retried), (n_moves, 0));
 }

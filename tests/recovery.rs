@@ -121,9 +121,13 @@ impl RunnerLayer for OnDevice {
 
 fn engine(prefill: &Arc<Device>, decode: &[&Arc<Device>]) -> Engine {
     let workers = decode.iter().enumerate().map(|(index, device)| device.worker(&format!("decode {index}")));
+    engine_of(prefill, workers.collect())
+}
+
+fn engine_of(prefill: &Arc<Device>, decode: Vec<EngineWorker>) -> Engine {
     let parts = EngineParts {
         prefill: vec![prefill.worker("prefill 0")],
-        decode: workers.collect(),
+        decode,
         tokenizer: Arc::new(Letters),
         policy: Box::new(LeastLoaded),
         calibration: None,
@@ -135,22 +139,80 @@ fn engine(prefill: &Arc<Device>, decode: &[&Arc<Device>]) -> Engine {
     Engine::start(parts).unwrap()
 }
 
-/// Runs twelve requests side by side and holds their texts against the model's; `meanwhile` happens in between.
-fn whole_texts(engine: &Engine, meanwhile: impl FnOnce()) {
-    let request = |seed: u64| Request {
+fn request(seed: u64) -> Request {
+    Request {
         prompt: (0..40).map(|i| 1 + Token::try_from((seed + i) % 90).unwrap()).collect(),
         max_tokens: 60,
         sampling: SamplingParams { seed, ignore_eos: true, ..SamplingParams::default() },
         domain: None,
         deadline: None,
-    };
+    }
+}
+
+fn text(request: &Request) -> Vec<Token> {
+    MODEL.complete(&request.prompt, &request.sampling, request.max_tokens)
+}
+
+/// Runs twelve requests side by side and holds their texts against the model's; `meanwhile` happens in between.
+fn whole_texts(engine: &Engine, meanwhile: impl FnOnce()) {
     let streams: Vec<_> =
-        (0..12).map(request).map(|request| (request.clone(), engine.submit(request).unwrap())).collect();
+        (0..12).map(request).map(|request| (text(&request), engine.submit(request).unwrap())).collect();
     meanwhile();
-    for (request, stream) in streams {
-        let want = MODEL.complete(&request.prompt, &request.sampling, request.max_tokens);
+    for (want, stream) in streams {
         assert_eq!(stream.collect().unwrap().tokens, want);
     }
+}
+
+/// Draws nothing after this token, so many times.
+struct Mute {
+    runner: FakeRunner,
+    token: Token,
+    n_left: u32,
+}
+
+impl RunnerLayer for Mute {
+    fn inner(&self) -> &dyn ModelRunner {
+        &self.runner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut self.runner
+    }
+
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        self.runner.decode(batch, next, picks)?;
+        let mute = batch.iter().filter(|item| item.draws && item.token == self.token).take(self.n_left as usize);
+        let undrawn: Vec<_> = mute.map(|item| (item.slot, "nothing to draw".to_owned())).collect();
+        self.n_left -= u32::try_from(undrawn.len()).unwrap();
+        if undrawn.is_empty() { Ok(()) } else { Err(RunError::Undrawn(undrawn)) }
+    }
+}
+
+fn mute(token: Token, n_left: u32) -> Engine {
+    let runner = Box::new(Mute { runner: FakeRunner::new(MODEL, 4, 256, Vec::new()), token, n_left });
+    engine_of(&Arc::default(), vec![EngineWorker { name: "decode 0".to_owned(), runner, permits: None }])
+}
+
+// Symptom: a sampler that found no token lost its worker, and, prefilled again, its request lost the next.
+#[test]
+fn a_sequence_that_draws_nothing_costs_no_other_its_worker() {
+    let token = text(&request(3))[10];
+    let engine = mute(token, 1);
+    whole_texts(&engine, || {});
+    assert_eq!((engine.stats().dispatch.n_retried, engine.stats().dispatch.n_workers_lost), (1, 0));
+
+    let engine = mute(token, u32::MAX);
+    let streams: Vec<_> =
+        (0..12).map(request).map(|request| (text(&request), engine.submit(request).unwrap())).collect();
+    for (want, stream) in streams {
+        // The last token is drawn and not run.
+        let stumbles = want[..want.len() - 1].contains(&token);
+        match stream.collect() {
+            Ok(done) => assert!(!stumbles && done.tokens == want),
+            Err(error) => assert!(stumbles && error.contains("nothing to draw"), "{error}"),
+        }
+    }
+    assert_eq!(engine.stats().dispatch.n_workers_lost, 0);
 }
 
 fn await_lost(engine: &Engine, lost: &[bool]) {

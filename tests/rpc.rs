@@ -16,6 +16,7 @@ use eldr::{
     engine::{
         Engine, EngineConfig, FlashAttention, LoadedModel, StreamEvent, TokenStream, WorkerList, add_rpc, serve_rpc,
     },
+    route::PolicyKind,
     types::{Request, SamplingParams, Token},
 };
 
@@ -87,6 +88,8 @@ fn config(prefill: &str, decode: &str) -> EngineConfig {
         chunk: 32,
         n_threads: 1,
         exact: true,
+        // Every worker is used, however fast one or the other is.
+        policy: PolicyKind::RoundRobin,
         flash_attention: FlashAttention::Off,
         ..EngineConfig::default()
     }
@@ -166,15 +169,26 @@ fn serve(config: &EngineConfig) -> (Vec<Vec<Token>>, Vec<u32>, Vec<u32>) {
     (texts, workers, counts)
 }
 
-/// Waits until no decode worker is lost, or one is, at most two minutes.
+/// Waits until no decode worker is lost, or one is.
 fn await_lost(engine: &Engine, lost: bool) {
+    let what = if lost { "a loss" } else { "all to be well" };
+    wait_for(engine, what, |now| now.iter().any(|&is| is) == lost);
+}
+
+/// Waits until these decode workers are lost, and no others.
+fn await_all(engine: &Engine, lost: &[bool]) {
+    wait_for(engine, &format!("{lost:?}"), |now| now == lost);
+}
+
+/// At most two minutes.
+fn wait_for(engine: &Engine, what: &str, so: impl Fn(&[bool]) -> bool) {
     for _ in 0..1200 {
-        if engine.stats().lost.iter().any(|&is| is) == lost {
+        if so(&engine.stats().lost) {
             return;
         }
         sleep(Duration::from_millis(100));
     }
-    panic!("a worker is still {}", if lost { "well" } else { "lost" });
+    panic!("{:?} are lost: waited in vain for {what}", engine.stats().lost);
 }
 
 #[test]
@@ -204,20 +218,25 @@ fn a_server_that_dies_hangs_or_restarts_costs_its_worker_only_and_no_request() {
     let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
     let engine = Engine::open(Path::new(MODEL), &config).unwrap();
     let requests = requests(&engine, 3, 24);
-    let n_tokens = requests.len() * 24;
+    let early = requests.len() * 24 / 4;
     let Outcome { texts: undisturbed, workers, .. } = run(&engine, requests.clone(), 0, || {});
     assert_eq!(workers, [0, 1], "both decode workers are used");
 
-    let killed = run(&engine, requests.clone(), n_tokens / 4, || servers[0].signal("KILL"));
-    killed.is_as(&undisturbed, "one server killed");
-    await_lost(&engine, true);
+    // All the requests may have been answered before the server was killed: then it is done once more.
+    for _ in 0..5 {
+        let killed = run(&engine, requests.clone(), early, || servers[0].signal("KILL"));
+        killed.is_as(&undisturbed, "one server killed");
+        await_lost(&engine, true);
+        servers[0] = Server::start(first);
+        await_lost(&engine, false);
+        if engine.stats().n_given_back.worker_lost > 0 {
+            break;
+        }
+    }
     assert!(engine.stats().n_given_back.worker_lost > 0, "the lost worker had requests");
-
-    servers[0] = Server::start(first);
-    await_lost(&engine, false);
     until_both_serve(&engine, &requests, &undisturbed);
 
-    let stopped = run(&engine, requests.clone(), n_tokens / 4, || servers[1].signal("STOP"));
+    let stopped = run(&engine, requests.clone(), early, || servers[1].signal("STOP"));
     stopped.is_as(&undisturbed, "one server stopped");
     await_lost(&engine, true);
     servers[1].signal("CONT");
@@ -254,13 +273,7 @@ fn four_servers_two_of_which_fail_while_idle_or_at_once() {
     // Nobody computes: the watch alone finds out.
     servers[1].signal("KILL");
     servers[2].signal("STOP");
-    for _ in 0..600 {
-        if engine.stats().lost == [true, true, false] {
-            break;
-        }
-        sleep(Duration::from_millis(100));
-    }
-    assert_eq!(engine.stats().lost, [true, true, false]);
+    await_all(&engine, &[true, true, false]);
     let outcome = run(&engine, requests.clone(), 0, || {});
     assert_eq!((outcome.texts, outcome.workers), (undisturbed.clone(), vec![2]));
 
@@ -271,6 +284,35 @@ fn four_servers_two_of_which_fail_while_idle_or_at_once() {
         servers[0] = Server::start(&endpoints[0]);
     });
     outcome.is_as(&undisturbed, "the only prefill worker lost and back");
+}
+
+#[test]
+fn four_servers_under_load_one_killed_one_stopped_one_restarted() {
+    let endpoints: Vec<String> = (0..4).map(|_| free_endpoint()).collect();
+    let decode: Vec<String> = endpoints.iter().map(|endpoint| format!("1@rpc:{endpoint}")).collect();
+    let mut config = config("1@cpu", &decode.join(","));
+    // Long enough for a machine that is busy with something else.
+    config.rpc_deadline = Duration::from_secs(5);
+    let mut servers: Vec<Server> = endpoints.iter().map(|endpoint| Server::start(endpoint)).collect();
+    let engine = Engine::open(Path::new(MODEL), &config).unwrap();
+    let requests = requests(&engine, 3, 16);
+    let undisturbed = run(&engine, requests.clone(), 0, || {});
+    assert_eq!(undisturbed.workers, [0, 1, 2, 3], "every worker is used");
+
+    let disturbed = run(&engine, requests.clone(), 16, || {
+        servers[0].signal("KILL");
+        servers[1].signal("STOP");
+        servers[2].signal("KILL");
+        servers[2] = Server::start(&endpoints[2]);
+    });
+    disturbed.is_as(&undisturbed.texts, "one killed, one stopped, one restarted");
+    await_all(&engine, &[true, true, false, false]);
+    assert!(engine.stats().dispatch.n_workers_lost >= 3);
+
+    servers[0] = Server::start(&endpoints[0]);
+    servers[1].signal("CONT");
+    await_all(&engine, &[false; 4]);
+    run(&engine, requests, 0, || {}).is_as(&undisturbed.texts, "all are back");
 }
 
 #[test]

@@ -58,7 +58,7 @@ stage "targets" all_targets_are_named
 
 stage "format" cargo fmt --check
 if have shellcheck; then
-    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh \
+    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh tests/gpu/*.sh \
         src/capi/packaging/*.sh examples/demo.sh examples/paper/*.sh
 fi
 if have python3; then
@@ -67,7 +67,8 @@ fi
 
 # The core and the engine over a fake model: no llama.cpp, seconds.
 stage "lints of the core" cargo clippy --locked --release --no-default-features --all-targets -- -D warnings
-stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --all-targets -- -D warnings
+stage "lints of the C library" cargo clippy --locked --release --no-default-features --features capi --lib --test capi \
+    --bench capi -- -D warnings
 stage "tests of the core and the C library" cargo test --locked --release --no-default-features --features capi
 
 # Everything. Tests that compute with llama.cpp use every core, so they run one at a time.
@@ -80,7 +81,11 @@ stage "a cut cable" env ELDR="$TARGET/release/eldr" tests/scripts/netns.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
 
+stage "checks of a device, on the CPU" env DEVICE=cpu SIZE=small OUT="$(mktemp -d)" tests/gpu/run.sh
+
 stage "figures of the paper, small" env OUT="$(mktemp -d)" examples/paper/run.sh small
+stage "main result, small" env OUT="$(mktemp -d)" examples/paper/main_result.sh small
+stage "simulator against bench, small" env OUT="$(mktemp -d)" SMALL=1 examples/paper/validate.sh
 
 stage "C library from outside" tests/capi/run.sh
 

@@ -2,11 +2,16 @@
 //! once, with the text an undisturbed run would have given.
 #![allow(clippy::unwrap_used)]
 
+#[path = "schedule/migration.rs"]
+mod migration;
+#[path = "schedule/restless.rs"]
+mod restless;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use eldr::{
     rng::Rng,
-    route::LeastLoaded,
+    route::{LeastLoaded, RoutePolicy},
     schedule::{
         Answers, Command, DecodeStep, DecodeWorker, DispatchLimits, Dispatcher, FakeModel, FakeRunner, Fault, Job,
         Leftover, Outcome, PrefillWorker, Priority, Source, WorkerEvent,
@@ -27,10 +32,22 @@ struct World {
     commands: Vec<Command>,
     tokens: BTreeMap<RequestId, Vec<Token>>,
     ends: BTreeMap<RequestId, Outcome>,
+    n_decode_steps: u64,
 }
 
 impl World {
     fn new(replays: bool, n_prefill: usize, slots: &[u32], faults: &[(Source, Fault)], limits: DispatchLimits) -> Self {
+        Self::routed(Box::new(LeastLoaded), replays, n_prefill, slots, faults, limits)
+    }
+
+    fn routed(
+        policy: Box<dyn RoutePolicy>,
+        replays: bool,
+        n_prefill: usize,
+        slots: &[u32],
+        faults: &[(Source, Fault)],
+        limits: DispatchLimits,
+    ) -> Self {
         let faults_of = |source: Source| faults.iter().filter(|f| f.0 == source).map(|f| f.1.clone()).collect();
         let prefill = (0..n_prefill).map(|i| {
             let runner = runner(replays, 4, faults_of(Source::Prefill(WorkerId(i as u32))));
@@ -42,12 +59,13 @@ impl World {
         });
         Self {
             replays,
-            dispatcher: Dispatcher::new(n_prefill, slots, Box::new(LeastLoaded), None, limits),
+            dispatcher: Dispatcher::new(n_prefill, slots, policy, None, limits),
             prefill: prefill.collect(),
             decode: decode.collect(),
             commands: Vec::new(),
             tokens: BTreeMap::new(),
             ends: BTreeMap::new(),
+            n_decode_steps: 0,
         }
     }
 
@@ -89,6 +107,11 @@ impl World {
             self.dispatcher.check_integrity();
             self.carry_out();
         }
+        if matches!(source, Source::Decode(_)) {
+            self.n_decode_steps += 1;
+            self.dispatcher.rebalance(Duration::ZERO, &mut self.commands);
+            self.carry_out();
+        }
     }
 
     /// Drains, resumes or adds a decode worker, chosen by `pick`; refusals change nothing.
@@ -112,6 +135,7 @@ impl World {
         for command in std::mem::take(&mut self.commands) {
             match command {
                 Command::Prefill(worker, job) => self.prefill[worker.index()].0.admit(job),
+                Command::Migrate(worker, id) => self.decode[worker.index()].0.migrate(id),
                 Command::Keep(worker, left) => self.prefill[worker.index()].0.take_in(left),
                 Command::Decode(worker, handoff, _) => self.decode[worker.index()].0.admit(handoff),
                 Command::Cancel(Source::Prefill(worker), id, why) => self.prefill[worker.index()].0.cancel(id, why),
@@ -189,51 +213,72 @@ proptest! {
         cancels in prop::collection::vec(0u64..25, 0..4),
         regroups in prop::collection::vec((0u64..25, any::<usize>(), 1u32..4), 0..6),
     ) {
-        let faults: Vec<(Source, Fault)> = faults
-            .into_iter()
-            .flat_map(|(kind, at, worker)| {
-                let fault = fault(kind, at);
-                [(Source::Decode(WorkerId(worker)), fault.clone()), (Source::Prefill(WorkerId(worker)), fault)]
-            })
-            .collect();
-        let mut world = World::new(replays, n_prefill, &slots, &faults, DispatchLimits { max_queue: 64, ..Default::default() });
-        let mut rng = Rng::new(seed);
-        let mut requests = BTreeMap::new();
-        for id in 0..n_requests {
-            let request = request(&mut rng);
-            prop_assert!(world.submit(id, request.clone()));
-            requests.insert(RequestId(id), request);
-            for _ in 0..rng.below(6) {
-                world.step(rng.below(64));
-            }
-            for &(_, pick, n_slots) in regroups.iter().filter(|regroup| regroup.0 == id) {
-                world.regroup(pick, n_slots);
-            }
-            if cancels.contains(&id) {
-                world.cancel(rng.below(id as usize + 1) as u64);
-            }
+        let faults = on_every_worker(faults);
+        let limits = DispatchLimits { max_queue: 64, ..Default::default() };
+        let mut world = World::new(replays, n_prefill, &slots, &faults, limits);
+        let requests = disturb(&mut world, seed, n_requests, &cancels, &regroups);
+        check(&world, &requests, &faults);
+    }
+}
+
+fn on_every_worker(faults: Vec<(usize, u64, u32)>) -> Vec<(Source, Fault)> {
+    let both = |(kind, at, worker)| {
+        let fault = fault(kind, at);
+        [(Source::Decode(WorkerId(worker)), fault.clone()), (Source::Prefill(WorkerId(worker)), fault)]
+    };
+    faults.into_iter().flat_map(both).collect()
+}
+
+/// Requests that come while workers step, are regrouped, and some requests are cancelled; until all have ended.
+fn disturb(
+    world: &mut World,
+    seed: u64,
+    n_requests: u64,
+    cancels: &[u64],
+    regroups: &[(u64, usize, u32)],
+) -> BTreeMap<RequestId, Request> {
+    let mut rng = Rng::new(seed);
+    let mut requests = BTreeMap::new();
+    for id in 0..n_requests {
+        let request = request(&mut rng);
+        assert!(world.submit(id, request.clone()));
+        requests.insert(RequestId(id), request);
+        for _ in 0..rng.below(6) {
+            world.step(rng.below(64));
         }
-        world.drain();
-        prop_assert_eq!(world.ends.len(), requests.len());
-        for (id, request) in &requests {
-            let (got, want) = (&world.tokens[id], expected(request, replays));
-            match &world.ends[id] {
-                Outcome::Finished(FinishReason::Stop | FinishReason::Length, usage) => {
-                    prop_assert_eq!(got, &want);
-                    prop_assert_eq!(usage.completion_tokens as usize, want.len());
-                    prop_assert_eq!(usage.prompt_tokens as usize, request.prompt.len());
-                }
-                // A cancelled or failed request has streamed a prefix and nothing wrong.
-                Outcome::Finished(..) | Outcome::Failed(_) => prop_assert!(want.starts_with(got)),
+        for &(_, pick, n_slots) in regroups.iter().filter(|regroup| regroup.0 == id) {
+            world.regroup(pick, n_slots);
+        }
+        if cancels.contains(&id) {
+            world.cancel(rng.below(id as usize + 1) as u64);
+        }
+    }
+    world.drain();
+    requests
+}
+
+/// Every request has ended once, and streamed what it would have alone.
+fn check(world: &World, requests: &BTreeMap<RequestId, Request>, faults: &[(Source, Fault)]) {
+    assert_eq!(world.ends.len(), requests.len());
+    for (id, request) in requests {
+        let (got, want) = (&world.tokens[id], expected(request, world.replays));
+        match &world.ends[id] {
+            Outcome::Finished(FinishReason::Stop | FinishReason::Length, usage) => {
+                assert_eq!(got, &want);
+                assert_eq!(usage.completion_tokens as usize, want.len());
+                assert_eq!(usage.prompt_tokens as usize, request.prompt.len());
             }
+            // A cancelled or failed request has streamed a prefix and nothing wrong.
+            Outcome::Finished(..) | Outcome::Failed(_) => assert!(want.starts_with(got)),
         }
-        if faults.is_empty() {
-            prop_assert!(world.ends.values().all(|end| !matches!(end, Outcome::Failed(_))));
-        }
-        for (worker, runner) in &world.decode {
-            prop_assert!(worker.is_idle());
-            prop_assert!(runner.n_open() == 0 || faults.iter().any(|f| matches!(f.1, Fault::DecodeFatal(_) | Fault::DecodeRestored(_))));
-        }
+    }
+    if faults.is_empty() {
+        assert!(world.ends.values().all(|end| !matches!(end, Outcome::Failed(_))));
+    }
+    let breaks = |fault: &(Source, Fault)| matches!(fault.1, Fault::DecodeFatal(_) | Fault::DecodeRestored(_));
+    for (worker, runner) in &world.decode {
+        assert!(worker.is_idle());
+        assert!(runner.n_open() == 0 || faults.iter().any(breaks));
     }
 }
 

@@ -28,6 +28,13 @@ fn a_completion_is_what_the_model_says() {
     let usage = json!({"prompt_tokens": 9, "completion_tokens": n, "total_tokens": 9 + n,
         "prompt_tokens_details": {"cached_tokens": 0}});
     assert_eq!(reply["usage"], usage);
+    let timings = &reply["timings"];
+    assert_eq!((&timings["cache_n"], &timings["prompt_n"], &timings["predicted_n"]), (&json!(0), &json!(9), &json!(n)));
+    let of = |name: &str| timings[name].as_f64().unwrap_or(-1.0);
+    for kind in ["prompt", "predicted"] {
+        let [ms, each, rate] = ["ms", "per_token_ms", "per_second"].map(|what| of(&format!("{kind}_{what}")));
+        assert!(ms >= 0.0 && (each * rate == 0.0 || (each * rate - 1e3).abs() < 1e-6), "{timings}");
+    }
     assert_eq!((&reply["object"], &reply["model"]), (&json!("text_completion"), &json!("fake")));
     assert_eq!(reply["eldr"][0]["route"]["reason"], "load");
 
@@ -47,6 +54,8 @@ fn a_stream_says_the_same_and_ends_with_its_usage() {
     let events = reply.events();
     let last = events.last().unwrap();
     assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(n)));
+    assert_eq!(last["timings"]["predicted_n"], json!(n));
+    assert_eq!(events[events.len() - 2]["timings"], last["timings"], "the end of the choice has them, too");
     let finishes: Vec<&Value> =
         events.iter().map(|event| &event["choices"][0]["finish_reason"]).filter(|reason| !reason.is_null()).collect();
     assert_eq!(finishes.len(), 1);
@@ -241,8 +250,7 @@ fn the_experts_of_prompts_and_batches_are_shown() {
     let shares: f64 = layer["top"].as_array().unwrap().iter().map(|pick| pick["share"].as_f64().unwrap()).sum();
     assert!((shares - f64::from(MODEL.n_expert_used)).abs() < 0.05, "every token picks two: {layer}");
 
-    assert!(world.wait_idle());
-    assert!(world.engine.residents().is_empty(), "a sequence that ended is still held");
+    assert!(world.wait(|world| world.engine.residents().is_empty()), "a sequence that ended is still held");
     let heat = world.get("/v1/eldr/experts").json();
     assert_eq!(
         (heat["workers"].as_array().unwrap().len(), &heat["workers"][0]["n_sequences"]),
@@ -302,9 +310,7 @@ fn the_control_plane_answers_while_every_worker_is_stuck_in_a_prompt() {
     let world = World::with(ServerConfig::default(), DispatchLimits::default(), ModelCard::default());
     let long = "x".repeat(N_CTX_SLOT as usize - 1);
     let waiting = world.send("POST", "/v1/completions", &json!({"prompt": long, "max_tokens": 1}).to_string(), &[]);
-    while world.engine.stats().n_active == 0 {
-        std::thread::yield_now();
-    }
+    assert!(world.wait(|world| world.engine.stats().n_active == 1));
     for path in ["/health", "/ready", "/metrics", "/v1/models", "/slots", "/props", "/v1/eldr/workers"] {
         assert_eq!(world.get(path).status, 200, "{path}");
     }
@@ -320,9 +326,7 @@ fn a_full_queue_says_when_to_come_back() {
     let body = json!({"prompt": "x", "max_tokens": 2});
     let send = |n_active: usize| {
         let reply = world.send("POST", "/v1/completions", &body.to_string(), &[]);
-        while world.engine.stats().n_active < n_active {
-            std::thread::yield_now();
-        }
+        assert!(world.wait(|world| world.engine.stats().n_active == n_active));
         reply
     };
     // One after the other: the first is the one in prefill, and the second waits.
@@ -332,9 +336,7 @@ fn a_full_queue_says_when_to_come_back() {
     assert_eq!(refused.json()["error"]["code"], "queue_full");
     // A request for two answers, of which one would fit, is refused whole.
     drop(second);
-    while world.engine.stats().n_active > 1 {
-        std::thread::yield_now();
-    }
+    assert!(world.wait(|world| world.engine.stats().n_active == 1));
     let refused = world.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "n": 2}));
     assert_eq!(refused.status, 429);
     world.gate.open();
@@ -365,20 +367,16 @@ fn a_client_that_leaves_frees_its_place() {
     let waiting = world.send("POST", "/v1/completions", &body, &[]);
     let whole = json!({"prompt": "y", "max_tokens": 400, "ignore_eos": true}).to_string();
     let other = world.send("POST", "/v1/completions", &whole, &[]);
-    while world.engine.stats().n_active < 2 {
-        std::thread::yield_now();
-    }
+    assert!(world.wait(|world| world.engine.stats().n_active == 2));
     drop((waiting, other));
     // Both are cancelled while their prompts are still stuck; nothing is left once the worker goes on.
+    let outcomes = |world: &World| -> Vec<Value> {
+        let recent = world.get("/v1/eldr/workers").json()["recent"].take();
+        recent.as_array().unwrap().iter().map(|entry| entry["outcome"].clone()).collect()
+    };
+    assert!(world.wait(|world| outcomes(world) == ["cancelled", "cancelled"]), "{:?}", outcomes(&world));
     world.gate.open();
     assert!(world.wait_idle());
-    let outcomes: Vec<Value> = world.get("/v1/eldr/workers").json()["recent"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|e| e["outcome"].clone())
-        .collect();
-    assert_eq!(outcomes, ["cancelled", "cancelled"]);
     assert_eq!(world.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).status, 200);
 }
 
@@ -387,13 +385,9 @@ fn a_shutdown_lets_running_requests_end() {
     let mut world = World::with(ServerConfig::default(), DispatchLimits::default(), ModelCard::default());
     let body = json!({"prompt": "bye", "seed": 2, "max_tokens": 20, "stream": true}).to_string();
     let running = world.send("POST", "/v1/completions", &body, &[]);
-    while world.engine.stats().n_active == 0 {
-        std::thread::yield_now();
-    }
+    assert!(world.wait(|world| world.engine.stats().n_active == 1));
     world.stop();
-    while std::net::TcpStream::connect(world.address).is_ok() {
-        std::thread::yield_now();
-    }
+    assert!(world.wait(|world| std::net::TcpStream::connect(world.address).is_err()));
     world.gate.open();
     assert_eq!(Reply::read(running).streamed(0), says("bye", 2, 20).0);
     world.join();

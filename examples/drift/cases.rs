@@ -34,6 +34,8 @@ const N_FIT: usize = 20;
 const ROUNDS: usize = 8;
 /// A mean step in milliseconds.
 const STEP_MS: f64 = 30.0;
+/// Part of it that a worker stands still to take a sequence in.
+const HANDOFF: f64 = 0.1;
 
 /// One scenario.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,8 +69,14 @@ impl Case {
         Self::LostAndAdded,
         Self::Noise,
     ];
-    pub const ABLATIONS: [Self; 3] =
-        [Self::Mix(Traffic::Matched), Self::Mix(Traffic::Skewed), Self::Mix(Traffic::Turnover)];
+    pub const ABLATIONS: [Self; 6] = [
+        Self::Mix(Traffic::Matched),
+        Self::Mix(Traffic::Skewed),
+        Self::Mix(Traffic::Turnover),
+        Self::Bursts,
+        Self::Straggler,
+        Self::LostAndAdded,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -190,6 +198,8 @@ impl Serving<'_> {
     fn replay(&self, contender: &Contender) -> Result<Outcome, Box<dyn Error>> {
         let Self { set, served, calibration, params, .. } = self;
         let policy = self.policy(contender)?;
+        let limits = DispatchLimits { migrate_every: contender.migrate_every, ..params.limits };
+        let params = &ReplayParams { limits, ..params.clone() };
         let report = if let Some(refitter) = self.refitter(contender)? {
             let unit = Duration::from_secs_f64(STEP_MS / 1e3);
             replay_refitting(set, served, params, policy, Arc::clone(calibration), refitter, unit)?
@@ -219,23 +229,26 @@ impl Serving<'_> {
             ranks: &[],
             clairvoyant: false,
         };
-        let (scenario, seen) = (self.scenario(case), Arc::<Mutex<Seen>>::default());
+        let scenario = Scenario { migrate_every: contender.migrate_every, ..self.scenario(case) };
+        let (scenario, seen) = (scenario, Arc::<Mutex<Seen>>::default());
         let inner = self.policy(contender)?;
-        let policy = Box::new(Watched { inner, n_workers, seen: Arc::clone(&seen) });
+        let policy =
+            Box::new(Watched { inner, n_workers, awaits_straggler: case == Case::Straggler, seen: Arc::clone(&seen) });
         let report = simulate(pool, &scenario, policy, self.refitter(contender)?)?;
         let tpot = report.tpot_ms.ok_or("no request was measured")?;
         let recoveries = recoveries(&seen.lock().expect("one thread"));
         Ok(Outcome { p50: tpot.p50, p99: tpot.p99, mean: tpot.mean, experts: report.experts_per_step, recoveries })
     }
 
-    /// The replay's cost in milliseconds, with prefills and hand-offs that are not what is compared.
+    /// The replay's cost in milliseconds, with prefills that are not what is compared.
     fn device_cost(&self) -> DeviceCost {
         let StepCost { fixed, per_expert, per_token } = self.params.cost;
         let ms = |x: f64| x * STEP_MS;
         let decode =
             DecodeCost { fixed: ms(fixed), per_expert: ms(per_expert), per_token: ms(per_token), per_kv_token: 0.0 };
         let prefill = PrefillCost { fixed: ms(0.2), per_token: 0.0 };
-        DeviceCost { source: "as the replays".into(), decode, prefill, handoff: HandoffCost::default() }
+        let handoff = HandoffCost { fixed: ms(HANDOFF), per_token: 0.0 };
+        DeviceCost { source: "as the replays".into(), decode, prefill, handoff }
     }
 
     fn scenario(&self, case: Case) -> Scenario {

@@ -1,4 +1,4 @@
-//! The rows as one SVG: a line for each scenario, a mark for each policy, with its interval.
+//! Two numbers of each policy in each scenario as one SVG, with their intervals.
 
 use std::{error::Error, path::Path};
 
@@ -8,7 +8,13 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use crate::rows::Row;
+/// A mark on a line of its own, in both panels.
+pub struct Mark {
+    pub group: String,
+    pub name: String,
+    pub left: Interval,
+    pub right: Interval,
+}
 
 const COLOURS: [RGBColor; 5] = [
     RGBColor(0x8a, 0x8f, 0x98),
@@ -26,21 +32,20 @@ const LINE: i32 = 13;
 /// Percent at either end.
 const RANGE: (f64, f64) = (-15.0, 20.0);
 
-/// Draws rows of the policies that are compared, or of all where it is not them.
-pub fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
-    let known = rows.iter().any(|row| row.policy == SHOWN[3]);
-    let rows: Vec<&Row> = rows.iter().filter(|row| !known || SHOWN.contains(&row.policy.as_str())).collect();
-    let n_scenarios = rows.windows(2).filter(|pair| pair[0].scenario != pair[1].scenario).count() + 1;
+/// Draws the marks of the policies that are compared, or all where it is not them.
+pub fn draw(path: &Path, titles: [&str; 2], marks: &[Mark]) -> Result<(), Box<dyn Error>> {
+    let known = marks.iter().any(|mark| mark.name == SHOWN[3]);
+    let rows: Vec<&Mark> = marks.iter().filter(|mark| !known || SHOWN.contains(&mark.name.as_str())).collect();
+    let n_scenarios = rows.windows(2).filter(|pair| pair[0].group != pair[1].group).count() + 1;
     let height = HEAD + LINE * i32::try_from(rows.len() + n_scenarios)? + 30;
     let root = SVGBackend::new(path, ((2 * (LEFT + WIDTH)) as u32, height as u32)).into_drawing_area();
     root.fill(&WHITE)?;
-    for (panel, name) in [(0, "median of TPOT"), (1, "P99 of TPOT")] {
+    for (panel, title) in (0..).zip(titles) {
         let left = panel * (LEFT + WIDTH);
         let x = |percent: f64| {
             let share = (percent.clamp(RANGE.0, RANGE.1) - RANGE.0) / (RANGE.1 - RANGE.0);
             left + LEFT + (share * f64::from(WIDTH - 30)) as i32
         };
-        let title = format!("{name}, change in % against the best load balancer");
         root.draw(&Text::new(title, (left + LEFT, 14), ("sans-serif", 15)))?;
         for percent in [-10.0, 0.0, 10.0, 20.0] {
             let line = vec![(x(percent), HEAD - 14), (x(percent), height - 20)];
@@ -50,17 +55,17 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
         }
         let mut y = HEAD;
         for (at, row) in rows.iter().enumerate() {
-            if at == 0 || rows[at - 1].scenario != row.scenario {
+            if at == 0 || rows[at - 1].group != row.group {
                 y += LINE;
-                root.draw(&Text::new(row.scenario.to_owned(), (left + 8, y - 6), ("sans-serif", 13)))?;
+                root.draw(&Text::new(row.group.clone(), (left + 8, y - 6), ("sans-serif", 13)))?;
             }
-            let nth = SHOWN.iter().position(|&shown| shown == row.policy);
+            let nth = SHOWN.iter().position(|&shown| shown == row.name);
             let colour = COLOURS[nth.unwrap_or(at % COLOURS.len())];
-            let Interval { mean, low, high } = if panel == 0 { row.p50 } else { row.p99 };
+            let Interval { mean, low, high } = if panel == 0 { row.left } else { row.right };
             root.draw(&PathElement::new(vec![(x(low), y), (x(high), y)], colour))?;
             root.draw(&Circle::new((x(mean), y), 4, colour.filled()))?;
             if nth.is_none() {
-                root.draw(&Text::new(row.policy.clone(), (left + 20, y - 1), ("sans-serif", 11)))?;
+                root.draw(&Text::new(row.name.clone(), (left + 20, y - 1), ("sans-serif", 11)))?;
             }
             y += LINE;
         }

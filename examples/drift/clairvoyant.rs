@@ -6,7 +6,7 @@ use std::{
 };
 
 use eldr::{
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::{Decision, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
     signature::ExpertCounts,
     trace::Trace,
     types::{RequestId, WorkerId},
@@ -71,14 +71,34 @@ impl RoutePolicy for Clairvoyant {
     fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
         self.inner.stepped(worker, n_batch, time);
     }
+
+    fn feedback(&self) -> u32 {
+        self.inner.feedback()
+    }
+
+    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
+        self.inner.picked(id, worker, experts);
+    }
+
+    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
+        self.inner.relief(workers, stall)
+    }
+
+    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
+        self.inner.moved(id, n_tokens, from, to);
+    }
 }
+
+/// Steps whose mean is usual.
+const SETTLED: usize = 400;
 
 /// What a watched policy saw.
 #[derive(Default)]
 pub struct Seen {
     /// Sequences and time of each step, in order.
     pub steps: Vec<(u32, f64)>,
-    /// For each change of the workers that take requests: the steps before it, and the workers after it.
+    /// For each change of the workers that take requests, and for one that slows down: the steps before it, and the workers
+    /// after it.
     pub changes: Vec<(usize, usize)>,
 }
 
@@ -86,6 +106,8 @@ pub struct Seen {
 pub struct Watched {
     pub inner: Box<dyn RoutePolicy>,
     pub n_workers: usize,
+    /// The first worker will slow down.
+    pub awaits_straggler: bool,
     pub seen: Arc<Mutex<Seen>>,
 }
 
@@ -122,7 +144,34 @@ impl RoutePolicy for Watched {
     }
 
     fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
-        self.seen.lock().expect("one thread").steps.push((n_batch, time));
+        let mut seen = self.seen.lock().expect("one thread");
+        if self.awaits_straggler && worker == WorkerId(0) && seen.steps.len() > SETTLED {
+            let last = &seen.steps[seen.steps.len() - SETTLED..];
+            let usual = last.iter().map(|step| step.1).sum::<f64>() / SETTLED as f64;
+            if time > 2.0 * usual {
+                self.awaits_straggler = false;
+                let n_steps = seen.steps.len();
+                seen.changes.push((n_steps, self.n_workers));
+            }
+        }
+        seen.steps.push((n_batch, time));
+        drop(seen);
         self.inner.stepped(worker, n_batch, time);
+    }
+
+    fn feedback(&self) -> u32 {
+        self.inner.feedback()
+    }
+
+    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
+        self.inner.picked(id, worker, experts);
+    }
+
+    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
+        self.inner.relief(workers, stall)
+    }
+
+    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
+        self.inner.moved(id, n_tokens, from, to);
     }
 }

@@ -15,6 +15,8 @@ pub struct Contender {
     pub calibrated: bool,
     pub refit: Option<RefitConfig>,
     pub params: MarginalCostParams,
+    /// A sequence may move once in so many decode steps; none does if 0.
+    pub migrate_every: u32,
     /// It is told what every request will pick.
     pub knows: bool,
     /// It is what `--policy auto` is, where there is a calibration.
@@ -30,6 +32,7 @@ impl Contender {
             calibrated: kind.needs_calibration(),
             refit: None,
             params: MarginalCostParams::default(),
+            migrate_every: 0,
             knows: false,
             is_default: false,
         }
@@ -63,29 +66,41 @@ fn balancers() -> Vec<Contender> {
     kinds.map(|kind| Contender::new(kind.name(), kind)).to_vec()
 }
 
-/// The default policy, one setting changed at a time.
-pub fn ablations() -> Vec<Contender> {
+/// One setting of the default policy and what else it could be; the name of its chart.
+pub type Ablation = (&'static str, Vec<Contender>);
+
+/// The load balancers and the default policy, which every ablation is compared with.
+pub fn unchanged() -> Vec<Contender> {
     let mut contenders = balancers();
     contenders.push(Contender { is_default: true, ..Contender::default_policy("default") });
-    contenders.push(Contender { refit: None, ..Contender::default_policy("refit off") });
-    contenders.push(Contender { calibrated: false, refit: None, ..Contender::default_policy("centroids off") });
-    let mut vary = |name: String, change: &dyn Fn(&mut Contender)| {
+    contenders
+}
+
+/// The default policy, one setting changed at a time.
+pub fn ablations() -> Vec<Ablation> {
+    let vary = |name: String, change: &dyn Fn(&mut Contender)| {
         let mut contender = Contender::default_policy(&name);
         change(&mut contender);
-        contenders.push(contender);
+        contender
     };
-    for lambda in [0.0, 0.05, 0.2, 0.4, 0.8] {
-        vary(format!("lambda {lambda}"), &|contender| contender.params.lambda = lambda);
-    }
-    for prior_tokens in [0.5, 8.0, 32.0] {
-        vary(format!("a {prior_tokens}"), &|contender| contender.params.prior_tokens = prior_tokens);
-    }
-    for pull in [1.0, 2.0, 3.0] {
-        vary(format!("pull {pull}"), &|contender| contender.params.pull = pull);
-    }
-    for max_signatures in [128, 256, 512, 2048] {
+    let lambda = |lambda| vary(format!("lambda {lambda}"), &|contender| contender.params.lambda = lambda);
+    let a = |tokens| vary(format!("a {tokens}"), &|contender| contender.params.prior_tokens = tokens);
+    let pull = |pull| vary(format!("pull {pull}"), &|contender| contender.params.pull = pull);
+    let feedback = |every| vary(format!("feedback {every}"), &|contender| contender.params.feedback = every);
+    let migrate = |every| vary(format!("migrate {every}"), &|contender| contender.migrate_every = every);
+    let window = |max_signatures| {
         let refit = RefitConfig { max_signatures, ..RefitConfig::default() };
-        vary(format!("window {max_signatures}"), &|contender| contender.refit = Some(refit.clone()));
-    }
-    contenders
+        vary(format!("window {max_signatures}"), &|contender| contender.refit = Some(refit.clone()))
+    };
+    let no_refit = vary("refit off".to_owned(), &|contender| contender.refit = None);
+    let no_centroids = Contender { calibrated: false, refit: None, ..Contender::default_policy("centroids off") };
+    vec![
+        ("lambda", [0.0, 0.05, 0.2, 0.4, 0.8].map(lambda).to_vec()),
+        ("a", [0.5, 8.0, 32.0].map(a).to_vec()),
+        ("pull", [1.0, 2.0, 3.0].map(pull).to_vec()),
+        ("window", [128, 256, 512, 2048].map(window).to_vec()),
+        ("refit", vec![no_refit, no_centroids]),
+        ("feedback", [64, 16, 4].map(feedback).to_vec()),
+        ("migration", [128, 32, 8].map(migrate).to_vec()),
+    ]
 }

@@ -2,8 +2,9 @@
 //! lost and join: what each gains, and how much a router that knew every pick would.
 //!
 //! `cargo run --release --example drift -- task.trace out 8` replays a trace with domains (`eldr record`) over 8 decode
-//! workers and writes out.json (one row a scenario and policy) and out.svg. A fourth argument is the number of seeds, a
-//! fifth `ablations` to vary the default policy's settings instead.
+//! workers and writes out.json (one row a scenario and policy), out.svg, and out-admission.svg (one worker and a queue). A
+//! fourth argument is the number of seeds. With a fifth, `ablations`, it varies the default policy's settings instead and
+//! writes a chart of each: out-lambda.svg, -a, -pull, -window, -refit, -feedback, -migration.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
 mod cases;
@@ -17,6 +18,7 @@ mod rows;
 use std::{error::Error, fs, path::Path};
 
 use cases::{Case, World};
+use chart::Mark;
 use contenders::Contender;
 use eldr::engine::read_trace;
 use rows::Row;
@@ -31,10 +33,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let n_seeds = rest.first().map_or(Ok(8), |n| n.parse())?;
     let n_workers = n_workers.parse()?;
-    let ablations = rest.get(1).is_some_and(|mode| mode == "ablations");
     let world = World::new(read_trace(Path::new(trace))?, n_workers, FIRST_SEED..FIRST_SEED + n_seeds);
-    let contenders = if ablations { contenders::ablations() } else { contenders::all() };
-    let cases: &[Case] = if ablations { &Case::ABLATIONS } else { &Case::ALL };
+    let varied = if rest.get(1).is_some_and(|mode| mode == "ablations") { contenders::ablations() } else { Vec::new() };
+    let cases: &[Case] = if varied.is_empty() { &Case::ALL } else { &Case::ABLATIONS };
+    let contenders = if varied.is_empty() {
+        contenders::all()
+    } else {
+        contenders::unchanged().into_iter().chain(varied.iter().flat_map(|(_, all)| all.clone())).collect()
+    };
     let mut rows = Vec::new();
     for &case in cases {
         let of_case = compare(&world, case, &contenders)?;
@@ -45,10 +51,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("the default is behind round robin in {} of {} cases", behind.len(), cases.len());
     let overtaking = overtaking::all(&world)?;
     overtaking::print(&overtaking);
-    let json = serde_json::json!({ "trace": Path::new(trace).file_stem().map(|name| name.to_string_lossy()), "rows": rows, "overtaking": overtaking });
+    let name = Path::new(trace).file_stem().map(|name| name.to_string_lossy());
+    let json = serde_json::json!({ "trace": name, "rows": rows, "overtaking": overtaking });
     fs::write(format!("{out}.json"), serde_json::to_string_pretty(&json)?)?;
-    chart::draw(Path::new(&format!("{out}.svg")), &rows)?;
-    Ok(())
+    if varied.is_empty() {
+        chart(format!("{out}.svg"), &rows, |_| true)?;
+    }
+    for (ablation, all) in &varied {
+        let is_shown = |row: &Row| row.is_default || all.iter().any(|contender| contender.name == row.policy);
+        chart(format!("{out}-{ablation}.svg"), &rows, is_shown)?;
+    }
+    overtaking::chart(Path::new(&format!("{out}-admission.svg")), &overtaking)
+}
+
+/// Draws the rows that are shown.
+fn chart(path: String, rows: &[Row], is_shown: impl Fn(&Row) -> bool) -> Result<(), Box<dyn Error>> {
+    let titles =
+        ["median of TPOT", "P99 of TPOT"].map(|what| format!("{what}, change in % against the best load balancer"));
+    let marks: Vec<Mark> = rows.iter().filter(|row| is_shown(row)).map(Row::mark).collect();
+    chart::draw(Path::new(&path), titles.each_ref().map(String::as_str), &marks)
 }
 
 /// One row for each contender.

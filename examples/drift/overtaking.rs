@@ -1,6 +1,6 @@
 //! One decode worker and a queue: what it gains to let those go first that cost the batch least.
 
-use std::error::Error;
+use std::{error::Error, path::Path};
 
 use eldr::{
     route::{PolicyKind, PolicyParams},
@@ -9,7 +9,10 @@ use eldr::{
 };
 use serde::Serialize;
 
-use crate::cases::{N_RESIDENT, World};
+use crate::{
+    cases::{N_RESIDENT, World},
+    chart::{self, Mark},
+};
 
 const N_REQUESTS: usize = 1200;
 
@@ -66,6 +69,18 @@ fn run(world: &World, waiting: usize, age_bound: u32, seed: u64) -> Result<Repla
     params.cost = StepCost::from_shares(CostShares::default(), &even, world.set.n_layer());
     params.limits.age_bound = age_bound;
     Ok(replay(&world.set, &served, &params, policy()?, None)?)
+}
+
+/// What it gains over turns, which is admission off.
+pub fn chart(path: &Path, all: &[Overtaking]) -> Result<(), Box<dyn Error>> {
+    let mark = |row: &Overtaking| Mark {
+        group: format!("{} wait", row.waiting),
+        name: format!("age bound {}", row.age_bound),
+        left: row.tokens_per_s,
+        right: row.mean_wait,
+    };
+    let titles = ["tokens a second, change in % against turns", "mean wait, change in % against turns"];
+    chart::draw(path, titles, &all.iter().map(mark).collect::<Vec<_>>())
 }
 
 pub fn print(all: &[Overtaking]) {

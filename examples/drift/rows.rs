@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::{
     cases::{Case, Outcome},
+    chart::Mark,
     contenders::Contender,
 };
 
@@ -25,6 +26,13 @@ pub struct Row {
     pub experts_per_step: f64,
     /// Decode steps of a worker until recovered, for each change of the workers; the mean over the seeds.
     pub recovery_steps: Vec<f64>,
+}
+
+impl Row {
+    /// Median and P99.
+    pub fn mark(&self) -> Mark {
+        Mark { group: self.scenario.to_owned(), name: self.policy.clone(), left: self.p50, right: self.p99 }
+    }
 }
 
 /// One row a contender; the first four are the load balancers, the first of them round robin.

@@ -64,6 +64,9 @@ for workload in task language; do
     figure "tau: $workload"
     simulate "$workload" tau --workers 8 --concurrency 128 --requests "$requests" --seeds "$seeds" --tau 0,0.05,0.1,0.2,0.5,2 \
         --policies least_loaded,locality_band
+    figure "balance: $workload"
+    simulate "$workload" balance --workers 8 --concurrency 128 --requests "$requests" --seeds "$seeds" \
+        --policies "$balancers,locality_band" --unbalanced
     figure "pool scaling: $workload"
     simulate "$workload" pool --workers "$pools" --slots 16 --requests "$requests" --policies "$all"
     figure "expert placement over 4 ranks: $workload"
@@ -87,6 +90,8 @@ if [ "$setting" = full ]; then
     cargo bench --locked --bench route
     cargo bench --locked --bench calibrate -- signature
     cargo bench --locked --bench tap
+    figure "placement of 128 experts in each of 94 layers"
+    cargo bench --locked --bench placement
     figure "growth of costs"
     cargo bench --locked --bench growth -- -o "$PWD/$out/growth.json" --svg "$PWD/$out/growth.svg"
 fi

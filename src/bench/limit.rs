@@ -44,7 +44,12 @@ pub struct Limit {
 impl StepBytes {
     /// Of one step.
     pub fn of(&self, step: &StepSample) -> f64 {
-        self.dense as f64 + self.expert as f64 * f64::from(step.n_experts) + self.kv_token as f64 * step.n_kv as f64
+        self.dense as f64 + self.experts(step.n_experts.into()) + self.kv_token as f64 * step.n_kv as f64
+    }
+
+    /// Of so many distinct experts, summed over the layers.
+    pub fn experts(&self, n_experts: f64) -> f64 {
+        self.expert as f64 * n_experts
     }
 }
 
@@ -71,6 +76,7 @@ mod tests {
         let bytes = StepBytes { expert: 1_000_000, dense: 20_000_000, kv_token: 1000 };
         let step = |ms, n_experts, n_kv| StepSample { ms, n_experts, n_batch: 2, n_kv };
         // 20 + 30 + 1 and 20 + 50 + 3 MB in 4 and 6 ms.
+        assert!((bytes.experts(2.5) - 2.5e6).abs() < 1e-6);
         let limit =
             Limit::of("random", &[step(4.0, 30, 1000), step(6.0, 50, 3000)], &bytes, Some(24.8)).expect("steps");
         assert!((limit.bytes_per_step - 62e6).abs() < 1.0 && (limit.gb_per_s - 12.4).abs() < 1e-9);

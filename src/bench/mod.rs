@@ -6,8 +6,6 @@ mod bandwidth;
 pub mod chart;
 mod environment;
 mod error;
-#[cfg(feature = "llama")]
-mod expert_bytes;
 pub mod html;
 mod least_squares;
 mod limit;

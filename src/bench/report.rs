@@ -10,6 +10,7 @@ use crate::{
     bench::{Environment, Limit, Machine},
     metrics::RunSummary,
     route::PolicyKind,
+    sim::DeviceCost,
     types::Token,
 };
 
@@ -52,6 +53,9 @@ pub struct BenchReport {
     /// What the steps of each run read, where experts were counted.
     #[serde(default)]
     pub limits: Vec<Limit>,
+    /// What the steps of all runs took, as costs to simulate with; null where they were not timed alone, or not counted.
+    #[serde(default)]
+    pub cost: Option<DeviceCost>,
     /// How the machine was while it ran.
     #[serde(default)]
     pub environment: Option<Environment>,
@@ -243,6 +247,7 @@ pub(super) mod tests {
                 run("locality_band", 16.0, 27.0, 27.375),
             ],
             limits: Vec::new(),
+            cost: None,
             environment: None,
             extra: Map::new(),
         }

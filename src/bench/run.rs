@@ -8,8 +8,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use crate::{
     bench::{
         BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Environment, Limit, ModelInfo, PickStore,
-        PrefillMemo, Probe, REPORT_VERSION, Stopwatch, Timeline,
-        expert_bytes::{expert_bytes, expert_note},
+        PrefillMemo, Probe, REPORT_VERSION, StepSample, Stopwatch, Timeline,
         real_clock::run_real,
         virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker},
         workload::{self, Arrivals},
@@ -25,6 +24,7 @@ use crate::{
     schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
     types::{RequestId, WorkerId},
 };
+use notes::expert_note;
 use prepare::{file_sha256, prepare, short};
 
 pub use fitting::{BatchFit, CostFit, fit_cost};
@@ -112,6 +112,9 @@ struct Bench<'a> {
     picks: PickStore,
     /// What each run's steps read.
     limits: Vec<Limit>,
+    /// The decode steps of all runs that were timed alone, and what their hand-offs took.
+    samples: Vec<StepSample>,
+    handoffs_ms: f64,
     environment: Environment,
 }
 
@@ -150,6 +153,8 @@ impl<'a> Bench<'a> {
             memo: PrefillMemo::default(),
             picks: PickStore::default(),
             limits: Vec::new(),
+            samples: Vec::new(),
+            handoffs_ms: 0.0,
             environment: Environment::detect(
                 Some(versions().llama_cpp),
                 devices().into_iter().map(|device| device.name).collect(),
@@ -188,6 +193,10 @@ impl<'a> Bench<'a> {
                 timeline
             }
         };
+        if self.params.clock == Clock::Virtual {
+            self.samples.extend(timeline.step_samples());
+            self.handoffs_ms += timeline.handoffs_ms();
+        }
         let bytes = self.step_bytes();
         let limit = bytes.and_then(|bytes| {
             Limit::of(policy.name(), &timeline.step_samples(), &bytes, self.environment.read_gb_per_s)
@@ -326,7 +335,10 @@ impl<'a> Bench<'a> {
     /// Fills in what the experts of a step weigh, and says it.
     fn expert_traffic(&self, runs: &mut [RunSummary]) -> Option<String> {
         let n_layer = self.model.moe_shape()?.layers.len();
-        expert_bytes(runs, self.model.facts().experts?.expert * n_layer as u64);
+        let bytes = self.step_bytes()?;
+        for run in &mut *runs {
+            run.expert_bytes_step = run.experts_distinct.map(|experts| bytes.experts(experts.mean * n_layer as f64));
+        }
         expert_note(runs, self.model.n_host_layers(&self.config), n_layer)
     }
 
@@ -337,6 +349,7 @@ impl<'a> Bench<'a> {
         let path = &self.params.model;
         let inflated = self.model.is_inflated();
         let notes = traffic.into_iter().chain(self.notes(&runs)).collect();
+        let cost = self.own_cost();
         Ok(BenchReport {
             version: REPORT_VERSION,
             machine: self.environment.machine.clone(),
@@ -368,6 +381,7 @@ impl<'a> Bench<'a> {
             notes,
             runs,
             limits: self.limits,
+            cost,
             environment: Some(self.environment),
             extra: serde_json::Map::new(),
         })

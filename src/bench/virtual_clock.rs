@@ -142,6 +142,9 @@ impl<'a> VirtualRun<'a> {
                         }
                         self.dispatcher.on_event(source, event, &mut commands);
                     }
+                    if let Source::Decode(_) = source {
+                        self.dispatcher.rebalance(Duration::ZERO, &mut commands);
+                    }
                 }
             }
             self.timeline.saw(self.probe.take(), Some(at));
@@ -217,6 +220,7 @@ impl<'a> VirtualRun<'a> {
                     self.timeline.admitted(handoff.job.id, self.now);
                     self.decode[worker.index()].scheduler.admit(handoff);
                 }
+                Command::Migrate(worker, id) => self.decode[worker.index()].scheduler.migrate(id),
                 Command::Keep(worker, left) => self.prefill[worker.index()].scheduler.take_in(left),
                 Command::Cancel(Source::Prefill(worker), id, reason) => {
                     self.prefill[worker.index()].scheduler.cancel(id, reason);

@@ -10,6 +10,7 @@ use crate::{
         CalibrateError, Calibration, CalibrationInput, CalibrationReport, KmeansParams, Shares, TauOrigin,
         choose_layers,
         idf::{weigh, weights},
+        kmeans::unbalanced_kmeans,
         mask::{NoSpread, rho_of_all},
         products::{compared, decode_products, layer_products},
         report::{clusters, pearson},
@@ -26,6 +27,8 @@ pub struct CalibrationParams {
     /// How much each decode worker can hold, relative to the others: a worker with twice the slots gets twice the share
     /// of the requests. Cluster i belongs to worker i and has its size. Equal shares without.
     pub capacity: Option<Vec<u32>>,
+    /// Lets clusters have any sizes, whatever the capacity: an ablation, which overloads the workers of large clusters.
+    pub unbalanced: bool,
     /// Seed of the clustering, and of the sample of requests compared if there are too many.
     pub seed: u64,
     /// Width of the locality band to store in the calibration.
@@ -49,6 +52,7 @@ impl CalibrationParams {
         Self {
             n_workers,
             capacity: None,
+            unbalanced: false,
             seed: 1,
             tau: 0.1,
             tau_origin: TauOrigin::Default,
@@ -124,16 +128,17 @@ pub fn fit(
     let flat = signatures.iter().flatten().flat_map(Signature::as_slice).copied().collect();
     let width = kept.len() * input.shape().n_expert as usize;
     let points = Array2::from_shape_vec((n_signatures, width), flat).expect("signatures of one mask");
-    let clustering = weighted_kmeans(
-        &points,
-        &shares,
-        &KmeansParams {
-            k: params.n_workers,
-            seed: params.seed,
-            n_restarts: params.n_restarts,
-            max_iterations: params.max_iterations,
-        },
-    );
+    let search = KmeansParams {
+        k: params.n_workers,
+        seed: params.seed,
+        n_restarts: params.n_restarts,
+        max_iterations: params.max_iterations,
+    };
+    let clustering = if params.unbalanced {
+        unbalanced_kmeans(&points, &search)
+    } else {
+        weighted_kmeans(&points, &shares, &search)
+    };
 
     let mut labels = clustering.labels.iter().copied();
     let workers: Vec<Option<u32>> = signatures.iter().map(|s| s.as_ref().and_then(|_| labels.next())).collect();

@@ -1,4 +1,4 @@
-//! Which requests belong together: balanced k-means over signatures.
+//! Which requests belong together: k-means over signatures, balanced but for an ablation.
 //!
 //! Never depends on threads: searches run side by side, and each is sequential where order matters.
 
@@ -24,7 +24,7 @@ pub struct KmeansParams {
     pub max_iterations: u32,
 }
 
-/// Unit vectors in K groups whose sizes differ by at most one.
+/// Unit vectors in K groups; of [`balanced_kmeans`], their sizes differ by at most one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clustering {
     /// Unit mean direction of each cluster, K rows; clusters are in the order of their first points.
@@ -54,6 +54,21 @@ pub fn weighted_kmeans(points: &Array2<f32>, weights: &[u32], params: &KmeansPar
     let n = points.nrows();
     assert_eq!(weights.len(), params.k, "a weight for each cluster");
     assert!(Shares::new(n, weights).floor.iter().all(|&floor| floor > 0), "{n} points for weights {weights:?}");
+    cheapest(points, weights, params, &|distances| weighted_assignment(distances, weights))
+}
+
+/// K-means without balance: each point goes to the nearest centroid, and clusters have whatever sizes come of it, at least
+/// one point each.
+///
+/// An ablation of [`balanced_kmeans`], which it is like in everything else: routing by such centroids overloads the workers
+/// of large clusters.
+pub(super) fn unbalanced_kmeans(points: &Array2<f32>, params: &KmeansParams) -> Clustering {
+    cheapest(points, &vec![1; params.k], params, &nearest)
+}
+
+/// Of several searches that assign points by `assign`, the cheapest.
+fn cheapest(points: &Array2<f32>, weights: &[u32], params: &KmeansParams, assign: &Assign<'_>) -> Clustering {
+    let n = points.nrows();
     assert!((1..=n).contains(&params.k), "{} clusters of {n} points", params.k);
     assert!(points.is_standard_layout(), "points must be in row order");
     assert!(params.n_restarts > 0 && params.max_iterations > 0, "no search at all: {params:?}");
@@ -61,10 +76,33 @@ pub fn weighted_kmeans(points: &Array2<f32>, weights: &[u32], params: &KmeansPar
         .into_par_iter()
         .map(|restart| {
             let mut rng = Rng::new(mix(params.seed.wrapping_add(u64::from(restart))));
-            search(points, weights, params, &mut rng)
+            search(points, weights, params, assign, &mut rng)
         })
         .reduce_with(cheaper)
         .expect("a restart")
+}
+
+/// The cluster of each point, from the distances N x K.
+type Assign<'a> = dyn Fn(&Array2<i64>) -> Vec<u32> + Sync + 'a;
+
+/// The nearest cluster of each point, the lowest of equals. One that nobody is nearest to takes the point that is farthest
+/// from its own.
+fn nearest(distances: &Array2<i64>) -> Vec<u32> {
+    let k = distances.ncols();
+    let of_point = |row: ArrayView1<'_, i64>| (0..k).min_by_key(|&c| row[c]).expect("a cluster") as u32;
+    let mut labels: Vec<u32> = distances.outer_iter().map(of_point).collect();
+    let mut sizes = vec![0u32; k];
+    for &label in &labels {
+        sizes[label as usize] += 1;
+    }
+    while let Some(empty) = sizes.iter().position(|&size| size == 0) {
+        let spare = (0..labels.len()).rev().filter(|&p| sizes[labels[p] as usize] > 1);
+        let far = spare.max_by_key(|&p| distances[[p, labels[p] as usize]]).expect("as many points as clusters");
+        sizes[labels[far] as usize] -= 1;
+        sizes[empty] += 1;
+        labels[far] = empty as u32;
+    }
+    labels
 }
 
 /// The cheaper of two, the first if they cost the same. Rayon reduces neighbours in order, so the lowest restart wins
@@ -73,7 +111,13 @@ fn cheaper(first: Clustering, second: Clustering) -> Clustering {
     if second.cost < first.cost { second } else { first }
 }
 
-fn search(points: &Array2<f32>, weights: &[u32], params: &KmeansParams, rng: &mut Rng) -> Clustering {
+fn search(
+    points: &Array2<f32>,
+    weights: &[u32],
+    params: &KmeansParams,
+    assign: &Assign<'_>,
+    rng: &mut Rng,
+) -> Clustering {
     let mut centroids = first_centroids(points, params.k, rng);
     if weights.iter().any(|weight| *weight != weights[0]) {
         centroids = heavy_where_many(points, weights, &centroids);
@@ -81,7 +125,7 @@ fn search(points: &Array2<f32>, weights: &[u32], params: &KmeansParams, rng: &mu
     let mut labels = Vec::new();
     let mut n_iterations = 0;
     while n_iterations < params.max_iterations {
-        let next = weighted_assignment(&distances(points, &centroids), weights);
+        let next = assign(&distances(points, &centroids));
         n_iterations += 1;
         if next == labels {
             break;
@@ -249,6 +293,28 @@ mod tests {
     }
 
     #[test]
+    fn without_balance_sizes_are_the_groups_own() {
+        // Axis 0 has half of the points, 1 and 2 a quarter each.
+        let axis = |i: usize| [1, 0, 2, 0][i % 4];
+        let rows: Vec<Vec<f32>> =
+            (0..24).map(|i| (0..3).map(|e| if e == axis(i) { 1.0 } else { 0.01 * (i % 5) as f32 }).collect()).collect();
+        let clustering = unbalanced_kmeans(&units(&rows), &params(3));
+        let want: Vec<u32> = (0..24).map(|i| [0, 1, 2, 1][i % 4]).collect();
+        assert_eq!(clustering.labels, want);
+        assert!(clustering.cost < balanced_kmeans(&units(&rows), &params(3)).cost);
+    }
+
+    #[test]
+    fn nobody_is_left_without_a_point() {
+        // Both are nearest to cluster 1; cluster 0 takes the farther one.
+        assert_eq!(nearest(&ndarray::array![[9, 2], [9, 3]]), [1, 0]);
+        assert_eq!(nearest(&ndarray::array![[4, 4, 9], [1, 5, 9], [3, 2, 9]]), [2, 0, 1]);
+        let alike = units(&vec![vec![1.0, 0.0]; 5]);
+        let labels = unbalanced_kmeans(&alike, &params(3)).labels;
+        assert!((0..3).all(|cluster| labels.contains(&cluster)), "{labels:?}");
+    }
+
+    #[test]
     fn weights_set_the_sizes_and_keep_the_order() {
         // Axis 0 has half of the points, 1 and 2 a quarter each.
         let axis = |i: usize| [1, 0, 2, 0][i % 4];
@@ -317,7 +383,9 @@ mod tests {
     fn the_lowest_of_equally_cheap_restarts_wins_on_any_number_of_threads() {
         let points = around_axes(12, 4, 1.0, 7);
         let many = KmeansParams { n_restarts: 600, ..params(3) };
-        let alone = |restart: u32| search(&points, &[1; 3], &many, &mut Rng::new(mix(many.seed + u64::from(restart))));
+        let assign = |distances: &Array2<i64>| weighted_assignment(distances, &[1; 3]);
+        let alone =
+            |restart: u32| search(&points, &[1; 3], &many, &assign, &mut Rng::new(mix(many.seed + u64::from(restart))));
         let want = (1..many.n_restarts).fold(alone(0), |best, restart| {
             let next = alone(restart);
             if next.cost < best.cost { next } else { best }

@@ -28,8 +28,17 @@ fn range(p0: i32, p1: i32) -> Range<i32> {
     p0.max(0)..if p1 < 0 { i32::MAX } else { p1 }
 }
 
-/// Refuses positions that are none.
-fn check_positions(pos: i32, n: usize) -> Result<(), Failure> {
+/// Refuses a sequence that is none: only eldr_cache_seq_rm() takes -1, for all of them.
+fn check_sequence(seq: i32) -> Result<(), Failure> {
+    if seq < 0 {
+        return Err(Failure::new(Status::Argument, format!("there is no sequence {seq}; pass 0 or more")));
+    }
+    Ok(())
+}
+
+/// Refuses tokens that are nowhere.
+fn check_place(seq: i32, pos: i32, n: usize) -> Result<(), Failure> {
+    check_sequence(seq)?;
     let end = i32::try_from(n).ok().and_then(|n| pos.checked_add(n));
     if pos < 0 || end.is_none() {
         let why = format!("{n} tokens can not be at position {pos}; positions are 0 to {}", i32::MAX - 1);
@@ -59,7 +68,7 @@ pub unsafe extern "C" fn eldr_cache_open(
 /// Notes the picks of `n_tokens` tokens of sequence `seq` from position `pos` on: tokens `first` and after it of the
 /// batch the tap has just read. What was noted at these positions is forgotten. Any thread.
 ///
-/// Errors: as eldr_counts_add_tap(), and ELDR_STATUS_ARGUMENT for positions that are none.
+/// Errors: as eldr_counts_add_tap(), and ELDR_STATUS_ARGUMENT for a sequence or positions that are none.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_cache_add_tap(
     cache: *mut CacheHandle,
@@ -72,7 +81,7 @@ pub extern "C" fn eldr_cache_add_tap(
     guard_done(|| {
         let (cache, tap) = (handles::get::<OpenCache>(cache)?, handles::get::<OpenTap>(tap)?);
         check_same(&cache.basis, &tap.basis, "tap")?;
-        check_positions(pos, n_tokens)?;
+        check_place(seq, pos, n_tokens)?;
         let mut picks = Vec::with_capacity(cache.basis.layers.len());
         tap.picks(first, n_tokens, |_, experts| picks.push(experts.to_vec()))?;
         cache.rows.lock().put(seq, pos, n_tokens, |layer| &picks[layer]);
@@ -83,7 +92,8 @@ pub extern "C" fn eldr_cache_add_tap(
 /// Like eldr_cache_add_tap(), from ids: `experts` has, for each layer of eldr_calibration_get_layers() in its order,
 /// n_expert_used ids for each token. Any thread.
 ///
-/// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for positions that are none; nothing is noted then.
+/// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for a sequence or positions that are none; then nothing
+/// is noted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_cache_add(
     cache: *mut CacheHandle,
@@ -94,7 +104,7 @@ pub unsafe extern "C" fn eldr_cache_add(
 ) -> Status {
     guard_done(|| {
         let cache = handles::get::<OpenCache>(cache)?;
-        check_positions(pos, n_tokens)?;
+        check_place(seq, pos, n_tokens)?;
         let shape = cache.basis.shape();
         let n_row = n_tokens * shape.n_expert_used as usize;
         // SAFETY: the caller passes k ids for each token in each layer.
@@ -117,10 +127,13 @@ pub extern "C" fn eldr_cache_seq_rm(cache: *mut CacheHandle, seq: i32, p0: i32, 
 }
 
 /// To call with llama_memory_seq_cp(): positions `p0` to `p1` - 1 of `from` belong to `to`, too. Any thread.
+///
+/// Errors of this and the next two: ELDR_STATUS_ARGUMENT for a sequence below 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_cache_seq_cp(cache: *mut CacheHandle, from: i32, to: i32, p0: i32, p1: i32) -> Status {
     guard_done(|| {
         let cache = handles::get::<OpenCache>(cache)?;
+        check_sequence(from.min(to))?;
         cache.rows.lock().copy(from, to, &range(p0, p1));
         Ok(())
     })
@@ -131,6 +144,7 @@ pub extern "C" fn eldr_cache_seq_cp(cache: *mut CacheHandle, from: i32, to: i32,
 pub extern "C" fn eldr_cache_seq_keep(cache: *mut CacheHandle, seq: i32) -> Status {
     guard_done(|| {
         let cache = handles::get::<OpenCache>(cache)?;
+        check_sequence(seq)?;
         cache.rows.lock().keep(seq);
         Ok(())
     })
@@ -141,6 +155,7 @@ pub extern "C" fn eldr_cache_seq_keep(cache: *mut CacheHandle, seq: i32) -> Stat
 pub extern "C" fn eldr_cache_seq_add(cache: *mut CacheHandle, seq: i32, p0: i32, p1: i32, delta: i32) -> Status {
     guard_done(|| {
         let cache = handles::get::<OpenCache>(cache)?;
+        check_sequence(seq)?;
         cache.rows.lock().shift(seq, &range(p0, p1), delta);
         Ok(())
     })
@@ -158,7 +173,7 @@ pub extern "C" fn eldr_cache_clear(cache: *mut CacheHandle) -> Status {
 /// Adds the picks of positions `p0` to `p1` - 1 of `seq` to `counts`, and writes to `n_tokens`, unless it is NULL, how
 /// many of them were known. Any thread.
 ///
-/// Errors: ELDR_STATUS_MISMATCH for counts of another calibration.
+/// Errors: ELDR_STATUS_MISMATCH for counts of another calibration, ELDR_STATUS_ARGUMENT for a sequence below 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_cache_get_counts(
     cache: *const CacheHandle,
@@ -171,6 +186,7 @@ pub unsafe extern "C" fn eldr_cache_get_counts(
     guard_done(|| {
         let (cache, counts) = (handles::get::<OpenCache>(cache)?, handles::get::<OpenCounts>(counts)?);
         check_same(&cache.basis, &counts.basis, "eldr_counts")?;
+        check_sequence(seq)?;
         let (n, rows) = cache.rows.lock().counts(seq, &range(p0, p1));
         counts.counts.lock().merge(&ExpertCounts::from_rows(
             &cache.basis.layers,

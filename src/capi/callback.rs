@@ -1,4 +1,10 @@
+//! The threads that call the host with what happens to its requests.
+//!
+//! Never lets two of them wait for each other.
+
 use std::{
+    cell::Cell,
+    collections::BTreeMap,
     ffi::c_void,
     io, ptr,
     sync::{
@@ -8,8 +14,9 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::{Event, RequestHandle, request::Routed};
-use crate::engine::TokenStream;
+use parking_lot::Mutex;
+
+use super::{Event, RequestHandle, request::Routed, stopping::Stopping};
 
 /// Gets what happens to a request, one event after another, on a thread that eldr starts for it. `event` lives for the
 /// call. Answers whether to go on: false cancels the request, and no more calls follow.
@@ -28,8 +35,17 @@ pub(super) struct Listener {
 // SAFETY: the header says that it is called on a thread of eldr's, so the host gave it to be.
 unsafe impl Send for Listener {}
 
+thread_local! {
+    /// The request whose callbacks this thread makes, by its handle's number.
+    static CALLS: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Of the callbacks that wait for another one to return, which, by their requests' handles.
+static WAITS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
 /// The thread that calls the host.
 pub(super) struct Caller {
+    handle: usize,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -38,7 +54,7 @@ impl Caller {
     /// Calls `listener` for every event of `stream` on a new thread, as long as it wants more; `handle` is the number of
     /// the request's handle.
     pub(super) fn start(
-        mut stream: TokenStream,
+        mut stream: Stopping,
         routed: Arc<Routed>,
         listener: Listener,
         handle: usize,
@@ -48,6 +64,7 @@ impl Caller {
         let call = move || {
             // The whole of it is moved here, not only its fields, which are not `Send` by themselves.
             let listener: Listener = listener;
+            CALLS.set(Some(handle));
             while let Some(event) = stream.next() {
                 if stopped.load(Ordering::Acquire) {
                     break;
@@ -63,13 +80,39 @@ impl Caller {
             }
         };
         let thread = thread::Builder::new().name("eldr callback".to_owned()).spawn(call)?;
-        Ok(Self { stop, thread })
+        Ok(Self { handle, stop, thread })
     }
 
-    /// Lets no further call begin, and waits for the one that runs, unless this is it.
-    pub(super) fn stop(self) {
+    /// Lets no further call begin, and waits for the one that runs, unless this is it. False if it did not wait, because
+    /// the one that runs waits for the one that asks.
+    pub(super) fn stop(self) -> bool {
         self.stop.store(true, Ordering::Release);
-        if self.thread.thread().id() != thread::current().id() && self.thread.join().is_err() {
+        let caller = CALLS.get();
+        if caller == Some(self.handle) {
+            return true;
+        }
+        let Some(caller) = caller else {
+            self.join();
+            return true;
+        };
+        {
+            let mut waits = WAITS.lock();
+            let mut last = self.handle;
+            while let Some(&next) = waits.get(&last) {
+                last = next;
+            }
+            if last == caller {
+                return false;
+            }
+            waits.insert(caller, self.handle);
+        }
+        self.join();
+        WAITS.lock().remove(&caller);
+        true
+    }
+
+    fn join(self) {
+        if self.thread.join().is_err() {
             log::error!("a callback's thread panicked");
         }
     }

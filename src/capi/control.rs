@@ -45,10 +45,12 @@ pub extern "C" fn eldr_engine_resume_worker(engine: *mut EngineHandle, worker: u
     guard_done(|| Ok(handles::get::<OpenEngine>(engine)?.0.resume_decode(WorkerId(worker))?))
 }
 
-/// Routes the requests to come by another calibration of the same model, workers and layers; the band keeps its width. Any
-/// thread; the calibration's handle may be freed afterwards.
+/// Routes the requests to come by another calibration of the same model and number of workers; the band keeps its width.
+/// It may compare other layers, as far as the prefill workers count them: those of the calibration the engine was opened
+/// with, or every layer under `marginal_cost`. Any thread; the calibration's handle may be freed afterwards.
 ///
-/// Errors: ELDR_STATUS_CALIBRATION for one of another model, number of workers or layers, and while centroids are refitted.
+/// Errors: ELDR_STATUS_CALIBRATION for one of another model or number of workers, for layers that are not counted, and
+/// while centroids are refitted.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_engine_set_calibration(
     engine: *mut EngineHandle,

@@ -370,7 +370,8 @@ typedef struct eldr_engine_params {
   const char *decode;
   // Sequences a worker holds.
   uint32_t n_slots;
-  // Tokens of a sequence, prompt and output together.
+  // Tokens of a sequence, prompt and output together. More than the model was trained with are cut to that, which
+  // `n_ctx_slot` of eldr_engine_stats_json() tells.
   uint32_t n_ctx_slot;
   // Prompt tokens a prefill step runs.
   uint32_t chunk;
@@ -522,6 +523,12 @@ typedef struct eldr_request_params {
   eldr_event_callback on_event;
   // Passed to `on_event`; must stay until the request is freed.
   void *user;
+  // Texts of which the first to occur ends the request as ELDR_FINISH_STOP; neither it nor what is behind it is told.
+  // What may be the start of one is held back, so a token's text may come with a later event. Read before
+  // eldr_engine_submit() returns.
+  const char *const *stop;
+  // How many they are.
+  size_t n_stop;
 } eldr_request_params;
 
 #ifdef __cplusplus
@@ -707,7 +714,7 @@ eldr_status eldr_cache_open(const struct eldr_calibration *calibration, struct e
 // Notes the picks of `n_tokens` tokens of sequence `seq` from position `pos` on: tokens `first` and after it of the
 // batch the tap has just read. What was noted at these positions is forgotten. Any thread.
 //
-// Errors: as eldr_counts_add_tap(), and ELDR_STATUS_ARGUMENT for positions that are none.
+// Errors: as eldr_counts_add_tap(), and ELDR_STATUS_ARGUMENT for a sequence or positions that are none.
 eldr_status eldr_cache_add_tap(struct eldr_cache *cache,
                                int32_t seq,
                                int32_t pos,
@@ -718,7 +725,8 @@ eldr_status eldr_cache_add_tap(struct eldr_cache *cache,
 // Like eldr_cache_add_tap(), from ids: `experts` has, for each layer of eldr_calibration_get_layers() in its order,
 // n_expert_used ids for each token. Any thread.
 //
-// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for positions that are none; nothing is noted then.
+// Errors: ELDR_STATUS_ARGUMENT for an id that is no expert and for a sequence or positions that are none; then nothing
+// is noted.
 eldr_status eldr_cache_add(struct eldr_cache *cache, int32_t seq, int32_t pos, const int32_t *experts, size_t n_tokens);
 
 // To call with llama_memory_seq_rm(), if that returned true: forgets positions `p0` to `p1` - 1 of `seq`; below 0 they
@@ -726,6 +734,8 @@ eldr_status eldr_cache_add(struct eldr_cache *cache, int32_t seq, int32_t pos, c
 eldr_status eldr_cache_seq_rm(struct eldr_cache *cache, int32_t seq, int32_t p0, int32_t p1);
 
 // To call with llama_memory_seq_cp(): positions `p0` to `p1` - 1 of `from` belong to `to`, too. Any thread.
+//
+// Errors of this and the next two: ELDR_STATUS_ARGUMENT for a sequence below 0.
 eldr_status eldr_cache_seq_cp(struct eldr_cache *cache, int32_t from, int32_t to, int32_t p0, int32_t p1);
 
 // To call with llama_memory_seq_keep(): forgets every sequence but `seq`. Any thread.
@@ -740,7 +750,7 @@ eldr_status eldr_cache_clear(struct eldr_cache *cache);
 // Adds the picks of positions `p0` to `p1` - 1 of `seq` to `counts`, and writes to `n_tokens`, unless it is NULL, how
 // many of them were known. Any thread.
 //
-// Errors: ELDR_STATUS_MISMATCH for counts of another calibration.
+// Errors: ELDR_STATUS_MISMATCH for counts of another calibration, ELDR_STATUS_ARGUMENT for a sequence below 0.
 eldr_status eldr_cache_get_counts(const struct eldr_cache *cache,
                                   int32_t seq,
                                   int32_t p0,
@@ -826,7 +836,7 @@ eldr_status eldr_router_leave(struct eldr_router *router, uint64_t id);
 // Says that worker `worker` ran a decode step of `n_batch` sequences that did nothing else, in `time`, of any one unit:
 // `marginal_cost` learns from it what a step costs. Other policies do without. Any thread.
 //
-// Errors: ELDR_STATUS_ARGUMENT for a time that is not above 0.
+// Errors: ELDR_STATUS_ARGUMENT for a time that is not above 0, and for a step of no sequence.
 eldr_status eldr_router_step(struct eldr_router *router, uint32_t worker, uint32_t n_batch, double time);
 
 // Fills `params`, of `size` bytes (sizeof(eldr_engine_params)), with the defaults; the model is the host's. Any thread.
@@ -851,11 +861,10 @@ eldr_status eldr_engine_tokenize(const struct eldr_engine *engine,
                                  size_t room,
                                  size_t *n);
 
-// Writes what the engine is doing, as a JSON object, to `json`: requests active and waiting, the workers and their
-// loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
-// waits for a worker. Any thread.
-eldr_status eldr_engine_stats_json(const struct eldr_engine *engine,
-                                   const char **json);
+// Writes what the engine is doing, as a JSON object, to `json`: the tokens of a slot, requests active and waiting, the
+// workers and their loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the
+// thread's next call that gives out text. Never waits for a worker. Any thread.
+eldr_status eldr_engine_stats_json(const struct eldr_engine *engine, const char **json);
 
 // Takes no more requests and waits up to `timeout_ms` milliseconds until those there are have ended. Any thread; other
 // threads go on reading theirs.
@@ -864,7 +873,10 @@ eldr_status eldr_engine_stats_json(const struct eldr_engine *engine,
 eldr_status eldr_engine_drain(struct eldr_engine *engine, uint32_t timeout_ms);
 
 // Cancels what the engine is doing, stops its workers and frees the handle; NULL is let pass. Requests may be freed
-// before or after: their ends can still be read. Free every engine before the process ends. Any thread, callbacks too.
+// before or after: their ends can still be read. Any thread, callbacks too.
+//
+// exit() and the end of main() stop the workers of engines that are still open; end a process by nothing more abrupt, and
+// not while an engine is being opened.
 eldr_status eldr_engine_free(struct eldr_engine *engine);
 
 // Writes the name of the policy that routes to `name`, which lives for ever, and to `note`, unless that is NULL, why it is
@@ -883,12 +895,13 @@ eldr_status eldr_engine_drain_worker(struct eldr_engine *engine, uint32_t worker
 // Errors: ELDR_STATUS_ARGUMENT for a worker that is not there or lost.
 eldr_status eldr_engine_resume_worker(struct eldr_engine *engine, uint32_t worker);
 
-// Routes the requests to come by another calibration of the same model, workers and layers; the band keeps its width. Any
-// thread; the calibration's handle may be freed afterwards.
+// Routes the requests to come by another calibration of the same model and number of workers; the band keeps its width.
+// It may compare other layers, as far as the prefill workers count them: those of the calibration the engine was opened
+// with, or every layer under `marginal_cost`. Any thread; the calibration's handle may be freed afterwards.
 //
-// Errors: ELDR_STATUS_CALIBRATION for one of another model, number of workers or layers, and while centroids are refitted.
-eldr_status eldr_engine_set_calibration(struct eldr_engine *engine,
-                                        const struct eldr_calibration *calibration);
+// Errors: ELDR_STATUS_CALIBRATION for one of another model or number of workers, for layers that are not counted, and
+// while centroids are refitted.
+eldr_status eldr_engine_set_calibration(struct eldr_engine *engine, const struct eldr_calibration *calibration);
 
 // Copies the bytes of `token`'s text, of which several tokens may make one character, to `text`, which has room for
 // `room`; writes to `n`, unless it is NULL, how many there are. No NUL is added. Any thread.
@@ -938,7 +951,9 @@ eldr_status eldr_request_explain_json(const struct eldr_request *request,
 //
 // When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
 // callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
-// Two callbacks that free each other's requests would wait for each other for ever: let one of them cancel instead.
+//
+// ELDR_STATUS_WAIT if it is called from a callback that the request's own callback waits for, to free it: the handle is
+// freed, but the request's callback runs on until this one returns, so its user data must stay until then.
 eldr_status eldr_request_free(struct eldr_request *request);
 
 #ifdef __cplusplus

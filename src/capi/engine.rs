@@ -3,11 +3,11 @@ use std::{ffi::c_char, mem::MaybeUninit, time::Duration};
 use serde_json::json;
 
 use super::{
-    EngineHandle, EngineParams, Status, args,
+    EngineHandle, EngineParams, Status, args, exit,
     failure::{self, Failure, guard, guard_done},
     handles::{self, Class},
 };
-use crate::engine::{Engine, EngineConfig, EngineStats};
+use crate::engine::{Engine, EngineConfig};
 
 pub(super) struct OpenEngine(pub(super) Engine);
 
@@ -19,6 +19,7 @@ impl Class for OpenEngine {
 /// Makes a C handle for an engine that was started in Rust, over runners or a policy of its own, say. C frees it with
 /// `eldr_engine_free`.
 pub fn export_engine(engine: Engine) -> *mut EngineHandle {
+    exit::stop_engines_then();
     handles::insert(OpenEngine(engine))
 }
 
@@ -84,9 +85,9 @@ pub unsafe extern "C" fn eldr_engine_tokenize(
     })
 }
 
-/// Writes what the engine is doing, as a JSON object, to `json`: requests active and waiting, the workers and their
-/// loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the thread's next call that gives out text. Never
-/// waits for a worker. Any thread.
+/// Writes what the engine is doing, as a JSON object, to `json`: the tokens of a slot, requests active and waiting, the
+/// workers and their loads, counters, prompts' beginnings used again, and refits. eldr owns the text; it stays until the
+/// thread's next call that gives out text. Never waits for a worker. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eldr_engine_stats_json(
     engine: *const EngineHandle,
@@ -94,18 +95,20 @@ pub unsafe extern "C" fn eldr_engine_stats_json(
 ) -> Status {
     guard_done(|| {
         let engine = handles::get::<OpenEngine>(engine)?;
-        let text = stats_text(&engine.0.stats(), engine.0.policy_name(), engine.0.policy_note().as_deref());
+        let text = stats_text(&engine.0);
         args::put(json, failure::lend(&text), "json")
     })
 }
 
-fn stats_text(stats: &EngineStats, policy: &str, note: Option<&str>) -> String {
+fn stats_text(engine: &Engine) -> String {
+    let stats = engine.stats();
     let view = |w: &crate::route::WorkerView| json!({ "id": w.id.0, "n_slots": w.n_slots, "n_inflight": w.n_inflight, "is_running": w.healthy });
     let workers: Vec<_> = stats.workers.iter().map(view).collect();
     json!({
-        "policy": policy,
-        "policy_note": note,
+        "policy": engine.policy_name(),
+        "policy_note": engine.policy_note(),
         "step_time_error": stats.step_time_error,
+        "n_ctx_slot": engine.n_ctx_slot(),
         "n_active": stats.n_active,
         "n_queued": stats.n_queued,
         "n_retried": stats.dispatch.n_retried,
@@ -135,7 +138,10 @@ pub extern "C" fn eldr_engine_drain(engine: *mut EngineHandle, timeout_ms: u32) 
 }
 
 /// Cancels what the engine is doing, stops its workers and frees the handle; NULL is let pass. Requests may be freed
-/// before or after: their ends can still be read. Free every engine before the process ends. Any thread, callbacks too.
+/// before or after: their ends can still be read. Any thread, callbacks too.
+///
+/// exit() and the end of main() stop the workers of engines that are still open; end a process by nothing more abrupt, and
+/// not while an engine is being opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_engine_free(engine: *mut EngineHandle) -> Status {
     guard_done(|| {

@@ -31,7 +31,8 @@ pub struct EngineParams {
     pub decode: *const c_char,
     /// Sequences a worker holds.
     pub n_slots: u32,
-    /// Tokens of a sequence, prompt and output together.
+    /// Tokens of a sequence, prompt and output together. More than the model was trained with are cut to that, which
+    /// `n_ctx_slot` of eldr_engine_stats_json() tells.
     pub n_ctx_slot: u32,
     /// Prompt tokens a prefill step runs.
     pub chunk: u32,

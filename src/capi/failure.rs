@@ -45,9 +45,14 @@ thread_local! {
     static IS_LOGGING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this thread is in the host's log callback.
+pub(super) fn is_logging() -> bool {
+    IS_LOGGING.try_with(Cell::get).unwrap_or(false)
+}
+
 /// Runs a call's body: its answer is the status, a failure's sentence becomes the thread's last error.
 pub(super) fn guard(body: impl FnOnce() -> Result<Status, Failure>) -> Status {
-    if IS_LOGGING.try_with(Cell::get).unwrap_or(false) {
+    if is_logging() {
         return fail(&Failure::new(
             Status::Reentrant,
             "an eldr function was called from the log callback; note the message and call later",
@@ -110,6 +115,24 @@ pub(super) fn while_logging(call: impl FnOnce()) {
     }
 }
 
+/// The options of the program that the engine's errors advise, and what does the same in C; longer ones first.
+const IN_C: [(&str, &str); 9] = [
+    (" --calibration FILE", " and a calibration"),
+    ("--calibration", "calibration"),
+    ("--cache-ram", "cache_ram_mib"),
+    ("--cpu-moe", "n_cpu_moe -1"),
+    ("--slots", "n_slots"),
+    ("--ctx", "n_ctx_slot"),
+    ("--policy", "policy"),
+    ("--refit", "refit"),
+    ("`--workers", "`eldr calibrate --workers"),
+];
+
+/// A sentence of the engine in C's words.
+fn in_c(error: &impl Display) -> String {
+    IN_C.iter().fold(error.to_string(), |text, (option, field)| text.replace(option, field))
+}
+
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         let status = match &error {
@@ -124,13 +147,13 @@ impl From<EngineError> for Failure {
             EngineError::Config(_) | EngineError::Problems(_) => Status::Config,
             _ => Status::Run,
         };
-        Self::new(status, error)
+        Self::new(status, in_c(&error))
     }
 }
 
 impl From<CalibrationFileError> for Failure {
     fn from(error: CalibrationFileError) -> Self {
-        Self::new(of_file(&error), error)
+        Self::new(of_file(&error), in_c(&error))
     }
 }
 
@@ -143,7 +166,7 @@ fn of_file(error: &CalibrationFileError) -> Status {
 
 impl From<RouteBuildError> for Failure {
     fn from(error: RouteBuildError) -> Self {
-        Self::new(Status::Config, error)
+        Self::new(Status::Config, in_c(&error))
     }
 }
 
@@ -175,6 +198,27 @@ mod tests {
         assert_eq!(last(), "`out` is NULL");
         assert_eq!(guard_done(|| panic!("worker {} of 2", 7)), Status::Panic);
         assert!(last().ends_with("report it: worker 7 of 2"), "{}", last());
+    }
+
+    // Symptom: C was advised to set `--ctx`, an option of the program.
+    #[test]
+    fn advice_names_the_fields_of_c() {
+        for (said, wanted) in [
+            (
+                "a slot holds 8: shorten it, or raise --ctx if the model",
+                "a slot holds 8: shorten it, or raise n_ctx_slot if the model",
+            ),
+            ("--slots 4 or --ctx 512 would fit", "n_slots 4 or n_ctx_slot 512 would fit"),
+            (
+                "start with --policy locality_band --calibration FILE",
+                "start with policy locality_band and a calibration",
+            ),
+            ("calibrate with `--workers 3`", "calibrate with `eldr calibrate --workers 3`"),
+        ] {
+            assert_eq!(in_c(&said), wanted);
+            let failure = Failure::from(EngineError::Request(said.to_owned()));
+            assert_eq!((failure.status(), failure.message()), (Status::Request, wanted));
+        }
     }
 
     #[test]

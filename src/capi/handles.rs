@@ -68,6 +68,11 @@ pub(super) fn get_optional<T: Class>(handle: *const T::Handle) -> Result<Option<
     if handle.is_null() { Ok(None) } else { get(handle).map(Some) }
 }
 
+/// What all open handles of a kind stand for.
+pub(super) fn all<T: Class>() -> Vec<Arc<T>> {
+    TABLE.read().values().filter_map(|entry| Arc::clone(&entry.object).downcast().ok()).collect()
+}
+
 /// Makes `handle` invalid and hands out what it stood for; nothing for NULL.
 pub(super) fn remove<T: Class>(handle: *mut T::Handle) -> Result<Option<Arc<T>>, Failure> {
     let Some(object) = get_optional::<T>(handle)? else { return Ok(None) };
@@ -149,6 +154,7 @@ mod tests {
         assert_eq!(status(get::<Apple>(handle)), None);
         assert_eq!(status(get::<Pear>(handle)), Some(Status::Handle));
         let inside = get::<Apple>(handle).expect("open");
+        assert!(all::<Apple>().iter().any(|open| Arc::ptr_eq(open, &inside)));
         assert_eq!(status(remove::<Apple>(handle)), None);
         assert_eq!(Arc::strong_count(&inside), 1, "a call that holds it may go on");
         for _ in 0..100 {

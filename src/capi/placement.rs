@@ -199,13 +199,16 @@ pub extern "C" fn eldr_router_leave(router: *mut RouterHandle, id: u64) -> Statu
 /// Says that worker `worker` ran a decode step of `n_batch` sequences that did nothing else, in `time`, of any one unit:
 /// `marginal_cost` learns from it what a step costs. Other policies do without. Any thread.
 ///
-/// Errors: ELDR_STATUS_ARGUMENT for a time that is not above 0.
+/// Errors: ELDR_STATUS_ARGUMENT for a time that is not above 0, and for a step of no sequence.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_router_step(router: *mut RouterHandle, worker: u32, n_batch: u32, time: f64) -> Status {
     guard_done(|| {
         let router = handles::get::<OpenRouter>(router)?;
         if !(time.is_finite() && time > 0.0) {
             return Err(Failure::new(Status::Argument, format!("a step can not take {time}; pass a time above 0")));
+        }
+        if n_batch == 0 {
+            return Err(Failure::new(Status::Argument, "`n_batch` is 0; a step has one sequence at least"));
         }
         let mut state = router.state.lock();
         state.worker(worker)?;

@@ -15,9 +15,10 @@ use super::{
     callback::Caller,
     failure::{self, Failure, guard, guard_done},
     handles::{self, Class},
+    stopping::Stopping,
 };
 use crate::{
-    engine::{Canceller, StreamEvent, TokenStream},
+    engine::{Canceller, StreamEvent},
     route::Decision,
 };
 
@@ -43,7 +44,7 @@ impl Routed {
 /// Who reads what happens to the request.
 pub(super) enum Events {
     /// The host, by eldr_request_next().
-    Asked(Mutex<TokenStream>),
+    Asked(Mutex<Stopping>),
     /// A thread that calls the host; none before it started and after it was stopped.
     Called(Mutex<Option<Caller>>),
 }
@@ -130,19 +131,17 @@ pub unsafe extern "C" fn eldr_request_explain_json(
 ///
 /// When it returns, the request's callback does not run and will not again, so its user data may go. Called from that
 /// callback itself, this holds from the callback's return on. A thread that waits in eldr_request_next() gets the end.
-/// Two callbacks that free each other's requests would wait for each other for ever: let one of them cancel instead.
+///
+/// ELDR_STATUS_WAIT if it is called from a callback that the request's own callback waits for, to free it: the handle is
+/// freed, but the request's callback runs on until this one returns, so its user data must stay until then.
 #[unsafe(no_mangle)]
 pub extern "C" fn eldr_request_free(request: *mut RequestHandle) -> Status {
-    guard_done(|| {
-        let Some(request) = handles::remove::<OpenRequest>(request)? else { return Ok(()) };
+    guard(|| {
+        let Some(request) = handles::remove::<OpenRequest>(request)? else { return Ok(Status::Ok) };
         request.canceller.cancel();
-        if let Events::Called(caller) = &request.events {
-            let caller = caller.lock().take();
-            if let Some(caller) = caller {
-                caller.stop();
-            }
-        }
-        Ok(())
+        let Events::Called(caller) = &request.events else { return Ok(Status::Ok) };
+        let caller = caller.lock().take();
+        Ok(if caller.is_none_or(Caller::stop) { Status::Ok } else { Status::Wait })
     })
 }
 
@@ -155,7 +154,7 @@ impl Wake for Unpark {
 }
 
 /// The next event, or that there is none before `until`.
-fn next_until(stream: &mut TokenStream, until: Option<Instant>) -> Poll<Option<StreamEvent>> {
+fn next_until(stream: &mut Stopping, until: Option<Instant>) -> Poll<Option<StreamEvent>> {
     let mut next = pin!(stream.next_async());
     // Mostly there is one already, and then nothing has to be woken.
     if let Poll::Ready(event) = next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

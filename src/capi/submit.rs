@@ -15,6 +15,7 @@ use super::{
     failure::{Failure, guard_done},
     handles,
     request::{Events, OpenRequest, Routed},
+    stopping::Stopping,
 };
 use crate::{
     schedule::Priority,
@@ -82,6 +83,12 @@ pub struct RequestParams {
     pub on_event: EventCallback,
     /// Passed to `on_event`; must stay until the request is freed.
     pub user: *mut c_void,
+    /// Texts of which the first to occur ends the request as ELDR_FINISH_STOP; neither it nor what is behind it is told.
+    /// What may be the start of one is held back, so a token's text may come with a later event. Read before
+    /// eldr_engine_submit() returns.
+    pub stop: *const *const c_char,
+    /// How many they are.
+    pub n_stop: usize,
 }
 
 // SAFETY: repr(C); numbers, and pointers that may be NULL.
@@ -117,11 +124,33 @@ impl Growing for RequestParams {
             is_urgent: 0,
             on_event: None,
             user: std::ptr::null_mut(),
+            stop: std::ptr::null(),
+            n_stop: 0,
         }
     }
 }
 
 impl RequestParams {
+    /// # Safety
+    /// `stop` has `n_stop` terminated strings.
+    unsafe fn stops(&self) -> Result<Vec<String>, Failure> {
+        // SAFETY: the caller says that they are there.
+        let stops = unsafe { args::values(self.stop, self.n_stop, "stop") }?;
+        let read = |(at, &stop): (usize, &*const c_char)| {
+            let name = format!("stop[{at}]");
+            // SAFETY: the caller says that each is a string; a NULL is refused.
+            let text = unsafe { args::text(stop, &name) }?;
+            if text.is_empty() {
+                return Err(Failure::new(
+                    Status::Argument,
+                    format!("`{name}` is empty, which would end every text; leave it out"),
+                ));
+            }
+            Ok(text.to_owned())
+        };
+        stops.iter().enumerate().map(read).collect()
+    }
+
     fn sampling(&self) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature,
@@ -173,10 +202,13 @@ pub unsafe extern "C" fn eldr_engine_submit(
         let bias = unsafe { args::values(params.logit_bias, params.n_logit_bias, "logit_bias") }?;
         let logit_bias = bias.iter().map(|bias| (bias.token, bias.bias)).collect();
         let sampling = SamplingParams { logit_bias, grammar, ..params.sampling() };
+        // SAFETY: the caller passes `n_stop` strings.
+        let stops = unsafe { params.stops() }?;
         let priority = if params.is_urgent == 0 { Priority::Normal } else { Priority::High };
         let request = Request { prompt, max_tokens: params.max_tokens, sampling, domain, deadline };
         let stream = engine.0.submit_as(request, priority)?;
         let (id, canceller) = (stream.id().0, stream.canceller());
+        let stream = Stopping::new(stream, stops);
         let Some(callback) = params.on_event else {
             let events = Events::Asked(Mutex::new(stream));
             out.write(handles::insert(OpenRequest { id, canceller, events, routed: Arc::default() }));

@@ -112,6 +112,12 @@ pub struct WorkerArgs {
     /// Times its turn's wait a request may wait for a slot while cheaper ones go first; 1 is in turn
     #[arg(long, value_name = "N")]
     age_bound: Option<u32>,
+    /// Move running requests to workers where they cost less, at most one in so many decode steps; 0 is never
+    #[arg(long, value_name = "N")]
+    migrate_every: Option<u32>,
+    /// Tell the policy what running requests really pick, from one decode step in so many; 0 is never
+    #[arg(long, value_name = "N")]
+    feedback: Option<u32>,
 }
 
 /// Where requests are recorded: one worker of each kind at a time.
@@ -241,6 +247,8 @@ impl WorkerArgs {
         put(&mut config.limits.max_handoffs, self.max_handoffs);
         put(&mut config.limits.max_retries, self.max_retries);
         put(&mut config.limits.age_bound, self.age_bound);
+        put(&mut config.limits.migrate_every, self.migrate_every);
+        put(&mut config.feedback, self.feedback);
     }
 }
 
@@ -359,7 +367,7 @@ mod tests {
              q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --rpc-deadline 9 --no-mmap --extra-bufts --calibration c --tau 0.2 \
              --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --cache-dir d \
              --cache-disk 77 --cache-answers --pin p --pin q --swa-full --max-queue 9 --max-prefill 8 --max-handoffs 6 \
-             --max-retries 1 --age-bound 2",
+             --max-retries 1 --age-bound 2 --migrate-every 64 --feedback 16",
         );
         let mut want = EngineConfig {
             prefill: "1@cuda:0".parse().expect("valid"),
@@ -387,6 +395,7 @@ mod tests {
             cache_answers: true,
             pins: vec!["p".into(), "q".into()],
             swa_full: true,
+            feedback: 16,
             ..EngineConfig::default()
         };
         want.limits.max_queue = 9;
@@ -394,6 +403,7 @@ mod tests {
         want.limits.max_handoffs = 6;
         want.limits.max_retries = 1;
         want.limits.age_bound = 2;
+        want.limits.migrate_every = 64;
         assert_eq!(got, want);
     }
 

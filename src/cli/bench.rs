@@ -47,6 +47,9 @@ pub struct BenchArgs {
     /// Measure what steps take and write it there, for `eldr simulate`; with one decode worker and batches up to --slots
     #[arg(long, value_name = "OUT", conflicts_with_all = ["sweep", "repeats", "json", "svg", "policies"])]
     fit: Option<PathBuf>,
+    /// Write there what the steps of this bench took, for `eldr simulate`; --fit measures more sizes of batches
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["sweep", "repeats", "fit", "no_count"])]
+    cost: Option<PathBuf>,
     /// Compare several values of rate, workers, slots, concurrency or tau, such as rate=1,2,4; may be repeated
     #[arg(long, value_name = "NAME=VALUES", conflicts_with_all = ["json", "svg"])]
     sweep: Vec<Sweep>,
@@ -141,6 +144,10 @@ impl BenchArgs {
         self.check_labels(&mut params.policies)?;
         self.check_outputs(&params.model)?;
         self.model.add_rpc(&params.config)?;
+        if self.cost.is_some() && (params.clock == Clock::Real || params.config.prefix_cache != PrefixBudget::Off) {
+            let why = "--cost needs steps timed one at a time: leave out --clock real and --prefix-cache";
+            return Err(CliError::usage(why));
+        }
         progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
         if let Some(path) = &self.fit {
             let rows = sweep::fit(&params, path, output)?;
@@ -156,6 +163,11 @@ impl BenchArgs {
             let (notes, environment) = (report.notes.clone(), report.environment.clone());
             let rows = rows_of(&report, &setting);
             sweep::write(path, &Rows { version: ROWS_VERSION, environment, notes, rows }.to_json())?;
+        }
+        if let Some(path) = &self.cost {
+            let cost = report.cost.as_ref();
+            let cost = cost.ok_or_else(|| CliError::input("--cost needs decode steps that read experts"))?;
+            write(path, &toml::to_string(cost).map_err(CliError::failed)?)?;
         }
         output.text(&table::table(&report))?;
         output.json(&report)?;
@@ -214,7 +226,10 @@ impl BenchArgs {
             if !self.policies.all {
                 return Err(CliError::usage(format!("policy {kind} needs a calibration: {advice}")));
             }
-            note(&format!("policy {kind} is left out: {advice}"));
+            // A fit routes nothing.
+            if self.fit.is_none() {
+                note(&format!("policy {kind} is left out: {advice}"));
+            }
             kinds.retain(|kind| !lacks_calibration(kind));
         }
         Ok(kinds)
@@ -254,7 +269,7 @@ impl BenchArgs {
 
     /// The files it writes.
     pub fn outputs(&self) -> Vec<&Path> {
-        let others = [&self.svg, &self.rows, &self.fit].into_iter().flatten().map(PathBuf::as_path);
+        let others = [&self.svg, &self.rows, &self.fit, &self.cost].into_iter().flatten().map(PathBuf::as_path);
         self.json_file().into_iter().chain(others).collect()
     }
 
@@ -262,7 +277,7 @@ impl BenchArgs {
     fn check_outputs(&self, model: &Path) -> Result<(), CliError> {
         let inputs: Vec<&Path> = [model, &self.workload].into_iter().chain(self.route.calibration.as_deref()).collect();
         let check = |path: &Path| check_output(path, &inputs).map_err(CliError::usage);
-        for path in [&self.rows, &self.fit].into_iter().flatten() {
+        for path in [&self.rows, &self.fit, &self.cost].into_iter().flatten() {
             check(path)?;
         }
         let json = self.json_file().map(check).transpose()?;

@@ -21,6 +21,16 @@ pub enum Kind {
     Closed,
 }
 
+/// What the system and the standard library say of a file, and what they mean.
+const SYSTEM: [(&str, &str); 6] = [
+    ("Is a directory (os error 21)", "it is a folder, and a file is needed"),
+    ("No such file or directory (os error 2)", "there is no such file or folder"),
+    ("Permission denied (os error 13)", "this user may not"),
+    ("Not a directory (os error 20)", "part of the path is a file, not a folder"),
+    ("No space left on device (os error 28)", "the disk is full"),
+    ("stream did not contain valid UTF-8", "it is not text in UTF-8"),
+];
+
 /// Why a verb ended early, in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CliError {
@@ -31,7 +41,8 @@ pub struct CliError {
 impl CliError {
     /// Whatever the message quotes, it stays one line and does a terminal no harm.
     fn new(kind: Kind, message: &impl fmt::Display) -> Self {
-        Self { kind, message: visible(&message.to_string()) }
+        let message = SYSTEM.iter().fold(message.to_string(), |text, (theirs, ours)| text.replace(theirs, ours));
+        Self { kind, message: visible(&message) }
     }
 
     pub fn usage(message: impl fmt::Display) -> Self {
@@ -126,6 +137,19 @@ impl From<io::Error> for CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Symptom: "cannot read dir: Is a directory (os error 21)".
+    #[test]
+    fn what_the_system_says_is_said_in_our_words() {
+        let said = |kind: io::ErrorKind| CliError::input(io::Error::from(kind)).message;
+        assert_eq!(said(io::ErrorKind::Other), "other error");
+        for (code, wanted) in [(2, "there is no such file or folder"), (21, "it is a folder, and a file is needed")] {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(CliError::input(format!("cannot read x: {error}")).message, format!("cannot read x: {wanted}"));
+        }
+        let text = io::read_to_string(&b"\xff"[..]).expect_err("no text");
+        assert_eq!(CliError::usage(text).message, "it is not text in UTF-8");
+    }
 
     // Symptom: a path or an id with an escape sequence in it coloured the terminal, and one with a newline made two
     // lines of an error.

@@ -5,6 +5,7 @@
 //! With `--json` a verb prints exactly one JSON document on standard output: its result, or
 //! `{"error": {"message", "kind"}}`. The kinds are `usage` and `input` (exit code 2), `failed` (exit code 1). Without it, errors are one sentence on standard error.
 
+mod answering;
 mod args;
 mod bench;
 mod calibrate;
@@ -12,6 +13,9 @@ mod doctor;
 mod error;
 mod inflate;
 mod inspect;
+mod lists;
+#[cfg(feature = "server")]
+mod made;
 mod model;
 mod nearest;
 mod output;

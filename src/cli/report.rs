@@ -47,20 +47,24 @@ impl ReportArgs {
         }
         let rows = self.read()?;
         let tables = markdown(&rows);
-        if let Some(path) = &self.svg {
-            let charts = svg(&rows).ok_or_else(|| {
-                CliError::input(
-                    "there is nothing to draw: no setting has two numbers to draw a line between".to_owned(),
-                )
-            })?;
-            write(path, &charts)?;
-        }
+        let charts = self.svg.as_ref().map(|path| (path, svg(&rows)));
         if let Some(path) = &self.html {
             write(path, &page(&rows))?;
         }
         match &self.output {
             Some(path) => write(path, &tables)?,
             None => output.text(&tables)?,
+        }
+        match charts {
+            Some((path, Some(charts))) => write(path, &charts)?,
+            Some((path, None)) => {
+                return Err(CliError::input(format!(
+                    "{} was not written: there is nothing to draw, since no setting has two numbers to draw a line \
+                     between; the tables are whole",
+                    path.display()
+                )));
+            }
+            None => {}
         }
         output.json(&rows)
     }

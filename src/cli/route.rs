@@ -2,7 +2,7 @@
 //!
 //! Never runs a model: it is for programs that bring another engine, and for tests.
 
-use std::{fs, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fs, path::PathBuf, sync::Arc};
 
 use clap::Args;
 use eldr::{
@@ -15,7 +15,7 @@ use eldr::{
 };
 use serde_json::{Value, json};
 
-use super::{args::TauChoice, error::CliError, output::Output};
+use super::{args::TauChoice, error::CliError, lists::Many, output::Output};
 
 /// Slots of a worker that nobody described: it is never full.
 const MANY_SLOTS: u32 = u32::MAX;
@@ -33,10 +33,10 @@ pub struct RouteArgs {
     counts: PathBuf,
     /// Requests each worker has in flight, such as 3,1,0; all 0 without it
     #[arg(long, value_name = "N,N,..")]
-    loads: Option<Numbers>,
+    loads: Option<Many<u32>>,
     /// Most requests each worker can hold, such as 16,16,8; no bound without it
     #[arg(long, value_name = "N,N,..")]
-    limits: Option<Numbers>,
+    limits: Option<Many<u32>>,
     /// Book each request on its worker before the next is routed
     #[arg(long)]
     book: bool,
@@ -46,19 +46,6 @@ pub struct RouteArgs {
     /// Fewest workers of the locality band
     #[arg(long, value_name = "N", default_value_t = 1)]
     min_band: u32,
-}
-
-/// Numbers between commas.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Numbers(Vec<u32>);
-
-impl FromStr for Numbers {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numbers: Result<Vec<u32>, _> = text.split(',').map(|part| part.trim().parse()).collect();
-        numbers.map(Self).map_err(|_| "it must be a whole number for each worker, such as 3,1,0".to_owned())
-    }
 }
 
 impl RouteArgs {
@@ -129,9 +116,9 @@ impl RouteArgs {
     }
 
     fn workers(&self, n_workers: usize) -> Result<Vec<WorkerView>, CliError> {
-        let numbers = |given: &Option<Numbers>, name: &str, otherwise: u32| match given {
-            Some(Numbers(numbers)) if numbers.len() == n_workers => Ok(numbers.clone()),
-            Some(Numbers(numbers)) => Err(CliError::usage(format!(
+        let numbers = |given: &Option<Many<u32>>, name: &str, otherwise: u32| match given.as_ref().map(Many::values) {
+            Some(numbers) if numbers.len() == n_workers => Ok(numbers.collect()),
+            Some(numbers) => Err(CliError::usage(format!(
                 "--{name} has {} numbers, and the calibration is for {n_workers} workers: give one for each",
                 numbers.len()
             ))),

@@ -6,6 +6,7 @@
 use std::{
     env, io,
     net::{SocketAddr, TcpListener, TcpStream},
+    num::NonZero,
     process::{Child, ChildStdin, Command, Stdio},
     thread,
     time::Duration,
@@ -50,17 +51,21 @@ impl RpcServerArgs {
         if n_threads == 0 {
             return Err(CliError::usage("--threads is 0: give at least 1"));
         }
+        let n_cores = thread::available_parallelism().map_or(1, NonZero::get);
+        if n_threads as usize > n_cores {
+            let why = "more would wait for each other";
+            return Err(CliError::usage(format!("--threads is {n_threads}, and there are {n_cores} cores: {why}")));
+        }
         if let Some(inner) = &self.inner {
             end_with_stdin();
             return Ok(engine::serve_rpc(inner, &self.device, n_threads)?);
         }
+        let device = self.lent()?;
         let front =
             RpcFront::bind(&self.listen).map_err(|why| CliError::usage(format!("{why}; choose another --listen")))?;
         let address = front.address().map_err(|e| CliError::failed(e.to_string()))?;
         let inner = free_port().map_err(|e| CliError::failed(format!("no port for the server: {e}")))?;
         let mut child = self.start(inner, n_threads)?;
-        let info = devices().into_iter().find(|d| engine::is_device(d, &self.device));
-        let device = info.map_or_else(|| self.device.clone(), |info| info.name);
         if !address.ip().is_loopback() {
             note(
                 "the RPC protocol has neither passwords nor encryption: whoever reaches this port can use the device and \
@@ -85,6 +90,16 @@ impl RpcServerArgs {
         Err(CliError::failed(format!("listening on {address} failed: {ended}")))
     }
 
+    /// The name of the device to lend: one of this machine.
+    fn lent(&self) -> Result<String, CliError> {
+        let known = devices();
+        let found = known.iter().find(|info| engine::is_device(info, &self.device));
+        found.map(|info| info.name.clone()).ok_or_else(|| {
+            let names: Vec<&str> = known.iter().map(|info| info.name.as_str()).collect();
+            CliError::usage(format!("no device {:?}: this build and machine have {}", self.device, names.join(", ")))
+        })
+    }
+
     /// Starts the child and waits until it listens.
     fn start(&self, inner: SocketAddr, n_threads: u32) -> Result<Inner, CliError> {
         let program = env::current_exe().map_err(|e| CliError::failed(format!("cannot find this program: {e}")))?;
@@ -100,7 +115,7 @@ impl RpcServerArgs {
         let mut waited = Duration::ZERO;
         loop {
             if let Ok(Some(status)) = child.0.try_wait() {
-                return Err(CliError::failed(format!("the server did not start ({status}); is the device there?")));
+                return Err(CliError::failed(format!("the server did not start ({status}): its reason is above")));
             }
             if TcpStream::connect(inner).is_ok() {
                 return Ok(child);

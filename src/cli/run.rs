@@ -13,16 +13,17 @@ use std::{
 use clap::Args;
 use eldr::{
     engine::{Engine, EngineConfig, LoadedModel, StreamEvent, TokenStream, WorkerList},
-    route::{Decision, PolicyKind},
+    route::Decision,
     types::{FinishReason, Request, SamplingParams, Token, Usage},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{
-    args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
+    answering::AnswerArgs,
+    args::switch,
     error::CliError,
-    output::{Output, end_now, note},
+    output::{Output, end_now},
     usage,
 };
 
@@ -47,18 +48,8 @@ pub struct RunArgs {
     /// Seconds the answer may take
     #[arg(long, value_name = "SECONDS")]
     deadline: Option<f64>,
-    /// Make the text independent of workers and company, to the bit, on the CPU without flash attention
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
-    exact: Option<bool>,
-    /// Routing policy; auto, as without it, is the best for the model and the calibration
-    #[arg(long, value_name = "NAME")]
-    policy: Option<PolicyKind>,
     #[command(flatten)]
-    route: RouteArgs,
-    #[command(flatten)]
-    workers: WorkerArgs,
-    #[command(flatten)]
-    model: ModelArgs,
+    answer: AnswerArgs,
 }
 
 /// Seconds of a deadline at most, thirty years; clocks count on for longer.
@@ -135,14 +126,12 @@ impl RunArgs {
         let prompt = self.prompt_text()?;
         let config = self.engine_config()?;
         let started = Instant::now();
-        let (path, loaded) = self.model.load(&config)?;
+        let (path, loaded) = self.answer.model.load(&config)?;
         let prompt = if self.chat.unwrap_or(false) { self.chat_prompt(&loaded, &prompt)? } else { prompt };
         let interrupt = Interrupt::install();
         let engine = loaded.engine(&config)?;
         interrupt.watch(&engine);
-        for unused in self.route.unused(engine.policy_name(), engine.stats().refit.is_some()) {
-            note(&unused);
-        }
+        self.answer.note_unused(&engine);
         let loaded_after = started.elapsed();
         let request = Request {
             prompt: engine.tokenize(&prompt)?,
@@ -190,13 +179,9 @@ impl RunArgs {
     }
 
     fn engine_config(&self) -> Result<EngineConfig, CliError> {
-        let n_workers = calibrated_workers(&self.workers, &self.route)?.unwrap_or(1);
-        let mut config = EngineConfig { decode: WorkerList::best(n_workers), n_slots: 1, ..EngineConfig::default() };
-        self.model.configure(&mut config);
-        self.workers.configure(&mut config);
-        self.route.configure(&mut config, self.policy);
+        let alone = EngineConfig { decode: WorkerList::best(1), n_slots: 1, ..EngineConfig::default() };
+        let mut config = self.answer.configure(alone)?;
         config.seed = self.sampling.seed.unwrap_or(config.seed);
-        config.exact = self.exact.unwrap_or(config.exact);
         Ok(config)
     }
 

@@ -11,15 +11,16 @@ use std::{
 
 use clap::Args;
 use eldr::{
-    engine::{EngineConfig, LoadedModel, WorkerList},
-    route::PolicyKind,
+    engine::{EngineConfig, LoadedModel},
     server::{Ended, ModelCard, Server, ServerConfig, ServerError},
 };
 use serde_json::json;
 
 use super::{
-    args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
+    answering::AnswerArgs,
+    args::switch,
     error::CliError,
+    made::Made,
     output::{Output, end_now, note},
 };
 
@@ -73,34 +74,24 @@ pub struct ServeArgs {
     /// Put prompts and answers into the request log, too
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     log_text: Option<bool>,
-    /// Make texts independent of workers and company, to the bit, on the CPU without flash attention
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
-    exact: Option<bool>,
-    /// Routing policy; auto, as without it, is the best for the model and the calibration
-    #[arg(long, value_name = "NAME")]
-    policy: Option<PolicyKind>,
     #[command(flatten)]
-    route: RouteArgs,
-    #[command(flatten)]
-    workers: WorkerArgs,
-    #[command(flatten)]
-    model: ModelArgs,
+    answer: AnswerArgs,
 }
 
 impl ServeArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
-        let config = self.engine_config()?;
+        let config = self.answer.configure(EngineConfig::default())?;
         let server_config = self.server_config()?;
-        let template = self.chat_template_file.as_deref().map(read).transpose()?;
-        let (path, loaded) = self.model.load(&config)?;
+        // What is made for a check goes with it, also where the check fails.
+        let _made = self.check.then(|| Made::by_opening([&config.cache_dir, &server_config.request_log]));
+        let template = self.chat_template_file.as_deref().map(template).transpose()?;
+        let (path, loaded) = self.answer.model.load(&config)?;
         let card = self.card(&path, &loaded, template);
         if card.chat_template.is_none() {
             note("the model has no chat template: chats are put as ChatML, which it may not know");
         }
         let engine = loaded.engine(&config)?;
-        for unused in self.route.unused(engine.policy_name(), engine.stats().refit.is_some()) {
-            note(&unused);
-        }
+        self.answer.note_unused(&engine);
         let about = format!(
             "{} by {} on {} prefill and {} decode workers of {} slots, {} tokens each",
             card.id,
@@ -156,18 +147,6 @@ impl ServeArgs {
         self.request_log.as_deref().into_iter().collect()
     }
 
-    fn engine_config(&self) -> Result<EngineConfig, CliError> {
-        let mut config = EngineConfig::default();
-        if let Some(n) = calibrated_workers(&self.workers, &self.route)? {
-            config.decode = WorkerList::best(n);
-        }
-        self.model.configure(&mut config);
-        self.workers.configure(&mut config);
-        self.route.configure(&mut config, self.policy);
-        config.exact = self.exact.unwrap_or(config.exact);
-        Ok(config)
-    }
-
     fn server_config(&self) -> Result<ServerConfig, CliError> {
         let default = ServerConfig::default();
         let seconds = |given: Option<u64>, default: Option<Duration>| match given {
@@ -188,16 +167,21 @@ impl ServeArgs {
         if self.log_text.unwrap_or(false) && self.request_log.is_none() {
             return Err(CliError::usage("--log-text needs --request-log: there is no other place for texts"));
         }
-        let at_least_one = |given: Option<usize>, default: usize, name: &str| match given {
-            Some(0) => Err(CliError::usage(format!("--{name} must be at least 1"))),
+        if self.alias.as_ref().is_some_and(String::is_empty) {
+            return Err(CliError::usage("--alias is empty; give the model a name, or leave it out"));
+        }
+        let within = |given: Option<usize>, most: usize, default: usize, name: &str| match given {
+            Some(n) if !(1..=most).contains(&n) => {
+                Err(CliError::usage(format!("--{name} is {n}, which must be between 1 and {most}")))
+            }
             other => Ok(other.unwrap_or(default)),
         };
         Ok(ServerConfig {
             listen: SocketAddr::new(self.host, self.port),
             api_keys,
-            max_body: at_least_one(self.max_body, default.max_body >> 20, "max-body")?.min(1 << 20) << 20,
-            max_connections: at_least_one(self.max_connections, default.max_connections, "max-connections")?,
-            max_choices: at_least_one(self.max_choices, default.max_choices, "max-choices")?,
+            max_body: within(self.max_body, 1 << 20, default.max_body >> 20, "max-body")? << 20,
+            max_connections: within(self.max_connections, 1 << 20, default.max_connections, "max-connections")?,
+            max_choices: within(self.max_choices, 1 << 16, default.max_choices, "max-choices")?,
             queue_timeout: seconds(self.queue_timeout, default.queue_timeout),
             request_timeout: seconds(self.request_timeout, default.request_timeout),
             drain_timeout: self.drain_timeout.map_or(default.drain_timeout, Duration::from_secs),
@@ -225,6 +209,15 @@ impl ServeArgs {
 
 fn read(path: &Path) -> Result<String, CliError> {
     fs::read_to_string(path).map_err(|error| CliError::input(format!("cannot read {}: {error}", path.display())))
+}
+
+/// The chat template in a file; an empty one would make every chat an empty prompt.
+fn template(path: &Path) -> Result<String, CliError> {
+    let text = read(path)?;
+    if text.trim().is_empty() {
+        return Err(CliError::input(format!("{} is empty; write a chat template in it, in Jinja", path.display())));
+    }
+    Ok(text)
 }
 
 impl From<ServerError> for CliError {

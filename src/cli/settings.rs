@@ -2,7 +2,7 @@
 //!
 //! Never interprets a value; the option's own parser judges it, wherever it came from.
 
-use std::{ffi::OsString, fs, ops::Range, path::PathBuf};
+use std::{any::TypeId, ffi::OsString, fs, ops::Range, path::PathBuf};
 
 use clap::{Arg, ArgAction, Command, builder::OsStr};
 use eldr::types::shown;
@@ -111,7 +111,16 @@ fn config_path(args: &[OsString]) -> Option<PathBuf> {
 /// A value for an option, and where it was found.
 struct Found {
     values: Vec<OsString>,
+    /// The first of the values that is none of TOML's strings.
+    bare: Option<String>,
     place: String,
+}
+
+impl Found {
+    fn in_file(value: &DeValue<'_>, name: &str, place: String) -> Result<Self, CliError> {
+        let values = values_of(value, &place, name)?;
+        Ok(Self { values, bare: bare(value), place })
+    }
 }
 
 fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError> {
@@ -141,7 +150,7 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
             )));
         }
         let place = place(key.span());
-        given.push((name, None, Found { values: values_of(value.get_ref(), &place, name)?, place }));
+        given.push((name, None, Found::in_file(value.get_ref(), name, place)?));
     }
     command = set_all(command, &given)?;
     given.clear();
@@ -166,7 +175,7 @@ fn apply_file(mut command: Command, path: &PathBuf) -> Result<Command, CliError>
                     "{place}: unknown key '{key}' of {name}{close}; `eldr {name} --help` lists its keys"
                 )));
             }
-            given.push((key, Some(name), Found { values: values_of(value.get_ref(), &place, key)?, place }));
+            given.push((key, Some(name), Found::in_file(value.get_ref(), key, place)?));
         }
     }
     set_all(command, &given)
@@ -176,7 +185,7 @@ fn apply_env(command: Command, env: impl Fn(&str) -> Option<OsString>) -> Result
     let names = names(&command);
     let found = |name: &String| {
         let place = env_name(name);
-        env(&place).map(|value| Found { values: vec![value], place })
+        env(&place).map(|value| Found { values: vec![value], bare: None, place })
     };
     let given: Vec<_> = names.iter().filter_map(|name| Some((name.as_str(), None, found(name)?))).collect();
     set_all(command, &given)
@@ -212,6 +221,23 @@ fn values_of(value: &DeValue<'_>, place: &str, name: &str) -> Result<Vec<OsStrin
     })
 }
 
+/// What is written without quotes, as it stands.
+fn bare(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::Integer(number) => Some(number.as_str().to_owned()),
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        DeValue::Boolean(on) => Some(on.to_string()),
+        DeValue::Array(items) => items.iter().find_map(|item| bare(item.get_ref())),
+        DeValue::String(_) | DeValue::Datetime(_) | DeValue::Table(_) => None,
+    }
+}
+
+/// Whether any text does: what is meant as a number would be taken for a name.
+fn takes_text(arg: &Arg) -> bool {
+    let kind = arg.get_value_parser().type_id();
+    kind == TypeId::of::<String>() || kind == TypeId::of::<PathBuf>()
+}
+
 /// Makes `found` the default of the option `name` of `verb`, or of every verb that has it.
 fn set(command: Command, name: &str, by: By, verb: Option<&str>, found: &Found) -> Result<Command, CliError> {
     let mut error = None;
@@ -238,6 +264,12 @@ fn check(arg: &Arg, found: &Found) -> Result<(), CliError> {
     let name = arg.get_long().unwrap_or_default();
     if found.values.len() != 1 && !matches!(arg.get_action(), ArgAction::Append) {
         return Err(CliError::usage(format!("{}: {name} takes one value, not a list", found.place)));
+    }
+    if let Some(bare) = found.bare.as_deref().filter(|_| takes_text(arg)) {
+        let (place, bare) = (&found.place, shown(bare));
+        return Err(CliError::usage(format!(
+            "{place}: {name} is {bare}, which must be a text: write '{bare}' in quotes"
+        )));
     }
     let flags = found.values.iter().map(|value| {
         let mut flag = OsString::from(format!("--{name}="));

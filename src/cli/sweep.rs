@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::{
     error::CliError,
+    lists::Many,
     output::{Output, columns},
     progress,
 };
@@ -43,8 +44,7 @@ impl FromStr for Sweep {
         let (name, values) = text.split_once('=').ok_or_else(wrong)?;
         let known = NAMES.into_iter().find(|known| *known == name.trim());
         let name = known.ok_or_else(|| format!("'{}' can not be swept; {} can", shown(name), NAMES.join(", ")))?;
-        let values: Result<Vec<f64>, _> = values.split(',').map(|value| value.trim().parse::<f64>()).collect();
-        let values = values.map_err(|_| wrong())?;
+        let values: Vec<f64> = values.parse::<Many<f64>>().map_err(|_| wrong())?.values().collect();
         let is_whole = |value: &f64| value.fract() == 0.0 && (1.0..=1e9).contains(value);
         let fits = match name {
             "rate" => values.iter().all(|value| value.is_finite() && *value > 0.0),
@@ -120,7 +120,19 @@ pub fn sweep(params: &BenchParams, sweeps: &[Sweep], repeats: u32) -> Result<Row
             }
         }
     }
+    notes.extend(sweeps.iter().filter(|sweep| sweep.name == "slots").filter_map(|sweep| best_batch(sweep, &all)));
     Ok(Rows { version: ROWS_VERSION, environment, notes, rows: all })
+}
+
+/// Which of the slots that were compared makes the most tokens, over all rows with so many.
+fn best_batch(slots: &Sweep, rows: &[Row]) -> Option<String> {
+    let rate = |&value: &f64| {
+        let own = rows.iter().filter(|row| row.setting.get("slots") == Some(&slots.shown(value)));
+        let rates: Vec<f64> = own.filter_map(|row| row.measured.get("tokens_per_s").copied()).collect();
+        (!rates.is_empty()).then(|| (value, rates.iter().sum::<f64>() / rates.len() as f64))
+    };
+    let (best, rate) = slots.values.iter().filter_map(rate).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(format!("The best batch size of those compared is {best}: {rate:.0} tokens a second over all workers."))
 }
 
 /// Fits the device's costs, shows how well they fit, and writes them to `path`.
@@ -234,6 +246,20 @@ pub fn write(path: &Path, text: &str) -> Result<(), CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_best_batch_makes_the_most_tokens() {
+        let slots: Sweep = "slots=4,8,16".parse().expect("a sweep");
+        let row = |slots: u64, rate: f64| Row {
+            verb: "bench".to_owned(),
+            setting: [("slots".to_owned(), json!(slots))].into(),
+            measured: [("tokens_per_s".to_owned(), rate)].into(),
+        };
+        let rows = [row(4, 100.0), row(8, 190.0), row(16, 150.0), row(8, 170.0), row(16, 200.0)];
+        let told = best_batch(&slots, &rows).expect("rates");
+        assert_eq!(told, "The best batch size of those compared is 8: 180 tokens a second over all workers.");
+        assert_eq!(best_batch(&slots, &[]), None);
+    }
 
     #[test]
     fn settings_and_values_are_read() {

@@ -13,12 +13,14 @@ use eldr::types::{shown, shown_number};
 use super::error::CliError;
 
 /// What the standard library's parsers say, and what they mean.
-const PARSERS: [(&str, &str); 5] = [
+const PARSERS: [(&str, &str); 7] = [
     ("invalid digit found in string", "it must be a whole number, 0 or more"),
+    ("number would be zero for non-zero type", "it must be a whole number above 0"),
     ("number too large to fit in target type", "it is too large a number"),
     ("cannot parse integer from empty string", "it must be a whole number, 0 or more"),
     ("invalid float literal", "it must be a number"),
     ("cannot parse float from empty string", "it must be a number"),
+    ("invalid IP address syntax", "it must be an IP address, such as 127.0.0.1 or ::1"),
 ];
 
 /// Lets every option that takes a value take a negative number, so that what refuses it can say why.
@@ -47,11 +49,19 @@ pub fn sentence(mut error: clap::Error) -> String {
     let first = paragraphs.next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(&first);
     let ours = PARSERS.iter().find_map(|(theirs, ours)| Some(format!("{}{ours}", first.strip_suffix(theirs)?)));
-    let first = ours.unwrap_or_else(|| first.to_owned());
+    let first = ours.or_else(|| out_of_range(first)).unwrap_or_else(|| first.to_owned());
     match paragraphs.find(|p| p.starts_with("tip: ")) {
         Some(tip) => format!("{first} ({})", shown(&tip["tip: ".len()..])),
         None => first,
     }
+}
+
+/// What clap says of a number beyond its type: `.. for '--port <N>': 99999 is not in 0..=65535`.
+fn out_of_range(said: &str) -> Option<String> {
+    let (before, range) = said.rsplit_once(" is not in ")?;
+    let (low, high) = range.split_once("..=")?;
+    let (before, _) = before.rsplit_once(": ")?;
+    Some(format!("{before}: it must be a whole number from {low} to {high}"))
 }
 
 /// Advice for a value that was taken for an option, which clap's own would lead astray: `--burst -1,2`.
@@ -112,6 +122,8 @@ mod tests {
         let verb = Command::new("run")
             .arg(number("rate").value_parser(value_parser!(f64)))
             .arg(number("seed").value_parser(value_parser!(u64)))
+            .arg(number("port").value_parser(value_parser!(u16)))
+            .arg(number("host").value_parser(value_parser!(std::net::IpAddr)))
             .arg(number("burst"));
         let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         let command = allow_negative_numbers(Command::new("eldr").subcommand(verb));
@@ -144,6 +156,10 @@ mod tests {
     fn a_parsers_words_are_ours() {
         assert_eq!(refused("eldr run --rate fast"), "invalid value 'fast' for '--rate <rate>': it must be a number");
         assert!(refused("eldr run --seed 99999999999999999999").ends_with("it is too large a number"));
+        let port = "invalid value '70000' for '--port <port>': it must be a whole number from 0 to 65535";
+        assert_eq!(refused("eldr run --port 70000"), port);
+        let host = "invalid value 'here' for '--host <host>': it must be an IP address, such as 127.0.0.1 or ::1";
+        assert_eq!(refused("eldr run --host here"), host);
     }
 
     // Symptom: a wrong value or argument of any length, with any escape sequence, was repeated as it was.

@@ -143,6 +143,8 @@ pub struct EngineConfig {
     pub min_band: u32,
     /// Fit the centroids to the traffic while serving; none leaves them as calibrated.
     pub refit: Option<RefitConfig>,
+    /// One decode step in so many is tapped and tells the marginal cost what its sequences really pick; none is if 0.
+    pub feedback: u32,
     /// Seed of the policies that draw.
     pub seed: u64,
     /// The workload's domains, for the `domain` oracle.
@@ -182,6 +184,7 @@ impl Default for EngineConfig {
             tau: None,
             min_band: 1,
             refit: None,
+            feedback: 0,
             seed: 0,
             domains: Vec::new(),
             limits: DispatchLimits::default(),

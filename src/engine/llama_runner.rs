@@ -33,6 +33,8 @@ pub struct LlamaRunner {
     info: RunnerInfo,
     samplers: Vec<Option<Sampler>>,
     n_tokens: Vec<u32>,
+    /// Slots whose sequence had no number among its logits, and perhaps none among its keys and values.
+    spoiled: Vec<bool>,
     batch: Batch,
     /// One decode step in so many is tapped; none if 0.
     tap_every: u32,
@@ -88,6 +90,7 @@ impl LlamaRunner {
             info,
             samplers: (0..n_sequences).map(|_| None).collect(),
             n_tokens: vec![0; n_sequences],
+            spoiled: vec![false; n_sequences],
             batch,
             tap_every: if let TapUse::Decode(every) = *tap { every } else { 0 },
             n_steps: 0,
@@ -100,6 +103,12 @@ impl LlamaRunner {
     /// The way back after its device has failed.
     pub(super) fn set_recovery(&mut self, recovery: Arc<dyn Recovery>) {
         self.recovery = Some(recovery);
+    }
+
+    /// For tests: moves a slot's positions behind the runner's back; see [`Context::shift_seq`].
+    #[doc(hidden)]
+    pub fn shift(&mut self, slot: Slot, by: i32) -> Result<bool, LlamaError> {
+        self.context.shift_seq(slot.0, by)
     }
 
     /// What a call gave, unless the device has failed meanwhile: then it is not what the model computed.
@@ -196,8 +205,10 @@ impl LlamaRunner {
     fn cut(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
         let held = &mut self.n_tokens[slot.index()];
         assert!(n_tokens <= *held, "slot {slot} holds {held} tokens, not {n_tokens}");
+        let whole = self.context.verify(slot.0, *held);
         *held = n_tokens;
-        let cut = self.context.seq_truncate(slot.0, n_tokens).and_then(|()| self.context.verify(slot.0, n_tokens));
+        let cut = whole.and_then(|()| self.context.seq_truncate(slot.0, n_tokens));
+        let cut = cut.and_then(|()| self.context.verify(slot.0, n_tokens));
         let Err(error) = cut else { return Ok(()) };
         *held = 0;
         self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))?;
@@ -211,7 +222,20 @@ impl LlamaRunner {
 
     fn sample(&mut self, slot: Slot, row: usize) -> Result<Token, String> {
         let sampler = self.samplers[slot.index()].as_mut().unwrap_or_else(|| panic!("slot {slot} is not open"));
-        sampler.sample(self.context.logits(row)).map_err(|error| error.to_string())
+        let drawn = sampler.sample(self.context.logits(row)).map_err(|error| error.to_string());
+        self.spoiled[slot.index()] |= drawn.is_err();
+        drawn
+    }
+
+    /// Writes numbers over what a spoiled sequence of so many tokens has left: attention reads the memory behind a
+    /// sequence too, and weighs it with 0, which makes NaN of NaN. An empty stream is filled from its first cell on.
+    fn wipe(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
+        let positions: Vec<u32> = (0..n_tokens).collect();
+        for chunk in positions.chunks(self.info.n_batch as usize) {
+            self.fill_batch(chunk.iter().map(|&pos| (0, pos, slot, false)), None)?;
+            self.context.decode(&self.batch).map_err(|error| RunError::Fatal(error.to_string()))?;
+        }
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
     }
 
     fn prefill_unvouched(
@@ -382,8 +406,9 @@ impl ModelRunner for LlamaRunner {
 
     fn close(&mut self, slot: Slot) -> Result<(), RunError> {
         self.samplers[slot.index()] = None;
-        self.n_tokens[slot.index()] = 0;
-        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))
+        let n_tokens = std::mem::take(&mut self.n_tokens[slot.index()]);
+        self.context.clear_seq(slot.0).map_err(|error| RunError::Fatal(error.to_string()))?;
+        if std::mem::take(&mut self.spoiled[slot.index()]) { self.wipe(slot, n_tokens) } else { Ok(()) }
     }
 
     fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
@@ -397,7 +422,9 @@ impl ModelRunner for LlamaRunner {
     }
 
     fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
-        self.context.reaches(slot.0, n_tokens)
+        // What another user of the context has shifted begins or ends elsewhere than this runner left it.
+        let is_whole = self.context.verify(slot.0, self.n_tokens[slot.index()]).is_ok();
+        is_whole && self.context.reaches(slot.0, n_tokens)
     }
 
     fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {

@@ -8,7 +8,8 @@
 //!     EngineConfig, EngineError,
 //!     engine::{
 //!         DeviceInfo, DeviceKind, ExpertBytes, InflateError, InflateReport, InflateTarget, LlamaError, LlamaRunner, LoadedModel,
-//!         ModelFacts, Plan, PlannedDevice, TapUse, ThreadUse, Versions, devices, inflate, versions,
+//!         ModelFacts, Plan, PlannedDevice, TapUse, ThreadUse, UnusableLibrary, Versions, devices, inflate, unusable_libraries,
+//!         versions,
 //!     },
 //! };
 //!
@@ -18,6 +19,9 @@
 //! let Versions { llama_cpp, .. } = versions();
 //! let gpus: Vec<DeviceInfo> = devices().into_iter().filter(|device| device.kind == DeviceKind::Gpu).collect();
 //! println!("llama.cpp {llama_cpp}, {} GPUs", gpus.len());
+//! for UnusableLibrary { path, reason } in unusable_libraries() {
+//!     println!("{} is of no use: {reason}", path.display());
+//! }
 //!
 //! // what it would take, before anything is loaded,
 //! let config = EngineConfig::default();
@@ -78,7 +82,11 @@ mod permits;
 mod placement;
 #[cfg(feature = "llama")]
 mod plan;
+#[cfg(feature = "llama")]
+mod plan_pins;
 mod prefix_budget;
+#[cfg(any(feature = "llama", test))]
+mod prefix_notes;
 mod prefix_tiers;
 mod ram_tier;
 #[cfg(feature = "llama")]
@@ -94,6 +102,7 @@ mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
 mod stats;
+mod stop;
 mod stream;
 #[cfg(feature = "llama")]
 mod system;
@@ -141,9 +150,10 @@ use shared::Shared;
 #[cfg(feature = "llama")]
 pub use sharing::{ThreadUse, thread_use};
 pub use stats::{EngineStats, GivenBack};
+pub use stop::{Released, StopFilter};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, versions};
+pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, unusable_libraries, versions};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;
@@ -152,4 +162,4 @@ pub use trace_file::{TraceFileError, read_trace, read_trace_settings, write_trac
 pub use trace_writer::{TraceWriter, check_trace_output};
 
 #[cfg(feature = "llama")]
-pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts, rpc_endpoint};
+pub use crate::llama::{DeviceInfo, DeviceKind, ExpertBytes, LlamaError, ModelFacts, UnusableLibrary, rpc_endpoint};

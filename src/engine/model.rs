@@ -9,6 +9,7 @@ use crate::{
         DiskTier, Engine, EngineConfig, EngineError, EngineExtras, EngineParts, EngineWorker, FlashAttention, KvFormat,
         LlamaRunner, ModelTokenizer, Placed, Plan, TapUse, Tokenizer, WorkerList, WorkerSpec,
         copies::{Copies, ReadyWorker, kv_type},
+        prefix_notes::{PrefixFacts, vain_pin, without_effect},
         read_calibration,
         residents::Lent,
         sharing::{Sharing, host_experts},
@@ -146,7 +147,9 @@ impl LoadedModel {
                 WorkerEvent::Token { .. }
                 | WorkerEvent::Finished { .. }
                 | WorkerEvent::Cache(_)
-                | WorkerEvent::Left(_) => {}
+                | WorkerEvent::Left(_)
+                | WorkerEvent::Moved(_)
+                | WorkerEvent::Stayed { .. } => {}
             }
         }
         Ok(None)
@@ -194,11 +197,23 @@ impl LoadedModel {
             );
         }
         let (block, chunk) = (PrefixConfig::default().block, self.chunk(config));
+        for note in without_effect(config, self.prefix_facts(config)) {
+            log::warn!("{note}");
+        }
         let common =
             (1..=block).map(|n| n * chunk).find(|n| n.is_multiple_of(block)).expect("at last block times chunk");
         let align = if config.exact { common } else { 1 };
         let (ram_bytes, answers) = (config.cache_ram_mib << 20, config.cache_answers);
         PrefixConfig { max_tokens, block, ram_bytes, align, answers }
+    }
+
+    fn prefix_facts(&self, config: &EngineConfig) -> PrefixFacts {
+        PrefixFacts {
+            n_swa: self.facts().n_swa,
+            max_tokens: config.prefix_cache.tokens(self.kv_bytes_per_token(config.kv_format)),
+            block: PrefixConfig::default().block,
+            n_ctx_slot: self.n_ctx_slot(config),
+        }
     }
 
     /// The configured folder for prefixes, which depend on what `info` says of a prefill worker, on the weights and on how
@@ -223,7 +238,11 @@ impl LoadedModel {
     fn pins(&self, config: &EngineConfig) -> Result<Vec<Vec<Token>>, EngineError> {
         let read = |path: &PathBuf| {
             let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
-            self.tokenizer().tokenize(&text).map_err(EngineError::Request)
+            let tokens = self.tokenizer().tokenize(&text).map_err(EngineError::Request)?;
+            if let Some(note) = vain_pin(&path.display().to_string(), tokens.len(), self.prefix_facts(config)) {
+                log::warn!("{note}");
+            }
+            Ok(tokens)
         };
         config.pins.iter().map(read).collect()
     }
@@ -335,7 +354,7 @@ impl LoadedModel {
             centroids: calibration.map(|c| Arc::new(c.centroids.clone())),
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
-            marginal: MarginalCostParams::default(),
+            marginal: MarginalCostParams { feedback: config.feedback, ..MarginalCostParams::default() },
         }
     }
 
@@ -383,7 +402,8 @@ impl LoadedModel {
         let refit = config.refit.clone().filter(|_| !tapped.is_empty() && calibration.is_some());
         // Answers come back with their picks, which every step must then tell.
         let sampled = refit.as_ref().map_or(0, |refit| refit.sample_decode);
-        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { sampled };
+        let told = [sampled, policy.feedback()].into_iter().filter(|&every| every > 0).min().unwrap_or(0);
+        let tap_every = if config.cache_answers && !tapped.is_empty() { 1 } else { told };
         let pins = self.pins(config)?;
         let prefill = self.prefill_workers(config, &tapped)?;
         let disk = match prefill.first() {

@@ -7,6 +7,7 @@ use crate::{
         EngineConfig, EngineError, ThreadUse,
         copies::{context_params, is_exact, kv_type, model_params},
         host_memory::HostMemory,
+        plan_pins::{PinRoom, pinned},
         sharing::{Sharing, device},
     },
     kv::row_bytes_per_token,
@@ -22,6 +23,10 @@ pub struct Plan {
     pub devices: Vec<PlannedDevice>,
     /// Threads that compute on the host.
     pub threads: ThreadUse,
+    /// Pinned prefixes that are kept: each takes a slot of every prefill worker.
+    pub n_pinned: u32,
+    /// Why others are not, in a sentence each.
+    pub unpinned: Vec<String>,
 }
 
 /// What is taken on one device, in bytes.
@@ -85,7 +90,17 @@ impl Plan {
     /// Reads the header of the model at `path` and foresees what the workers of `config` take; devices are asked what is
     /// free. Errors: a file that is no model, a device there is not, a context that cannot work.
     pub fn new(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
-        Self::with(path, config, &Sharing::of(config)?, &mut Read::new())
+        let (sharing, mut read) = (Sharing::of(config)?, Read::new());
+        let plan = Self::with(path, config, &sharing, &mut read)?;
+        let Some((_, model)) = read.first() else { return Ok(plan) };
+        let facts = model.facts();
+        let room = PinRoom {
+            n_slots: config.n_slots,
+            n_ctx_slot: config.n_ctx_slot.min(facts.n_ctx_train),
+            cuts: !facts.recurrent && !facts.hybrid,
+        };
+        let (n_pinned, unpinned) = pinned(config, model, room)?;
+        Ok(Self { n_pinned, unpinned, ..plan })
     }
 
     fn with(path: &Path, config: &EngineConfig, sharing: &Sharing, read: &mut Read) -> Result<Self, EngineError> {
@@ -119,7 +134,7 @@ impl Plan {
         devices[0].rows += config.cache_ram_mib << 20;
         devices[0].mapped = config.use_mmap;
         devices.retain(|device| device.need() > 0);
-        Ok(Self { devices, threads: sharing.thread_use() })
+        Ok(Self { devices, threads: sharing.thread_use(), n_pinned: 0, unpinned: Vec::new() })
     }
 
     /// Whether a guess, four times over, says that the workers fit on the host, so that nothing has to be foreseen: not with
@@ -300,7 +315,8 @@ mod tests {
         );
         let mapped = PlannedDevice { mapped: true, ..device };
         assert!(mapped.fits());
-        let plan = Plan { devices: vec![mapped], threads: Sharing::of(&config("1@cpu")).expect("fits").thread_use() };
+        let threads = Sharing::of(&config("1@cpu")).expect("fits").thread_use();
+        let plan = Plan { devices: vec![mapped], threads, n_pinned: 0, unpinned: Vec::new() };
         assert!(plan.problems().is_empty() && plan.warnings()[0].contains("8 MiB of mapped weights and 4 MiB besides"));
     }
 

@@ -364,7 +364,9 @@ impl Run<'_> {
                 WorkerEvent::Token { .. }
                 | WorkerEvent::Prefilled(_)
                 | WorkerEvent::Cache(_)
-                | WorkerEvent::Left(_) => {}
+                | WorkerEvent::Left(_)
+                | WorkerEvent::Moved(_)
+                | WorkerEvent::Stayed { .. } => {}
             }
         }
         Ok(())

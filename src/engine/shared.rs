@@ -17,7 +17,7 @@ use crate::{
         timed::SharedTimes,
     },
     refit::{FitResult, Reads},
-    schedule::{Command, Dispatcher, Handoff, Job, Leftover, Source, SubmitParams, WorkerEvent},
+    schedule::{Command, Dispatcher, Handoff, Job, Leftover, Source, StepPicks, SubmitParams, WorkerEvent},
     types::{FinishReason, Request, RequestId, Token, WorkerId},
 };
 
@@ -27,6 +27,7 @@ pub(super) enum ToWorker {
     Decode(Handoff),
     Keep(Leftover),
     Pin(Arc<[Token]>),
+    Migrate(RequestId),
     Cancel(RequestId, FinishReason),
 }
 
@@ -165,6 +166,12 @@ impl Shared {
             dispatcher.on_event(source, event, commands);
             self.carry_out(&mut state);
         }
+        if matches!(source, Source::Decode(_)) && !state.draining {
+            let stall = self.handoff_times.lock().mean();
+            let State { dispatcher, commands, .. } = &mut *state;
+            dispatcher.rebalance(stall, commands);
+            self.carry_out(&mut state);
+        }
         if cfg!(debug_assertions) && state.dispatcher.n_active() == 0 {
             state.dispatcher.check_integrity();
         }
@@ -177,11 +184,15 @@ impl Shared {
                 match command {
                     Command::Prefill(worker, job) => state.tell(Source::Prefill(worker), ToWorker::Prefill(job)),
                     Command::Decode(worker, handoff, decision) => {
-                        let resident = Resident::new(worker, &handoff);
+                        let mut resident = Resident::new(worker, &handoff);
+                        if let Some(before) = state.residents.remove(&handoff.job.id) {
+                            resident.counts = resident.counts.or(before.counts);
+                        }
                         state.send(handoff.job.id, RawEvent::Routed(Box::new(decision), now, resident.counts.clone()));
                         state.residents.insert(handoff.job.id, resident);
                         state.tell(Source::Decode(worker), ToWorker::Decode(handoff));
                     }
+                    Command::Migrate(worker, id) => state.tell(Source::Decode(worker), ToWorker::Migrate(id)),
                     Command::Keep(worker, left) => state.tell(Source::Prefill(worker), ToWorker::Keep(left)),
                     Command::Cancel(source, id, reason) => state.tell(source, ToWorker::Cancel(id, reason)),
                     Command::End(id, outcome) => {
@@ -204,6 +215,16 @@ impl Shared {
         if let Some(refit) = &mut self.state.lock().refit {
             refit.observe_step(reads);
         }
+    }
+
+    /// One decode step in so many whose picks the policy is to be told; none if 0.
+    pub(super) fn feedback(&self) -> u32 {
+        self.state.lock().dispatcher.feedback()
+    }
+
+    /// Tells the policy what a decode step picked.
+    pub(super) fn observe_picks(&self, worker: WorkerId, requests: &[RequestId], picks: &StepPicks) {
+        self.state.lock().dispatcher.picked(worker, requests, picks);
     }
 
     /// Takes in the end of a check of the centroids; nothing if it panicked.
@@ -424,7 +445,7 @@ impl State {
         let Err(lost) = inbox.send(message) else { return };
         // The worker's thread is gone, which only happens after it reported itself lost: give the work back for it.
         let job = match lost.into_inner() {
-            ToWorker::Cancel(..) | ToWorker::Keep(_) | ToWorker::Pin(_) => return,
+            ToWorker::Cancel(..) | ToWorker::Keep(_) | ToWorker::Pin(_) | ToWorker::Migrate(_) => return,
             ToWorker::Prefill(job) => job,
             ToWorker::Decode(handoff) => handoff.job,
         };

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     engine::EngineError,
-    llama::{self, Backend, DeviceInfo},
+    llama::{self, Backend, DeviceInfo, UnusableLibrary},
 };
 
 /// What this build of eldr stands on.
@@ -21,6 +21,11 @@ pub struct Versions {
 /// The ggml devices there are.
 pub fn devices() -> Vec<DeviceInfo> {
     Backend::init().devices()
+}
+
+/// Libraries of ggml backends that are where this build looks for them and give no device, each with the reason.
+pub fn unusable_libraries() -> Vec<UnusableLibrary> {
+    Backend::init().unusable_libraries()
 }
 
 /// Whether `name` means this device to the engine: its name in any case, with or without a colon, or its number.

@@ -32,6 +32,11 @@ impl Times {
     /// Upper bounds of the buckets, in seconds; what is above the last one is counted in `n` alone.
     pub const BOUNDS: [f64; 11] = [1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3, 256e-3, 1.0];
 
+    /// Their mean; nothing where there were none.
+    pub fn mean(&self) -> Duration {
+        Duration::from_secs_f64(self.sum.as_secs_f64() / (self.n.max(1) as f64))
+    }
+
     fn add(&mut self, took: Duration) {
         self.n += 1;
         self.sum += took;

@@ -10,7 +10,8 @@ use crossbeam::channel::Receiver;
 use crate::{
     engine::{EngineError, EngineWorker, Permits, Shared, shared::ToWorker},
     refit::Reads,
-    schedule::{DecodeWorker, ModelRunner, PrefillWorker, Source, WorkerEvent},
+    schedule::{DecodeWorker, ModelRunner, PrefillWorker, Source, StepPicks, WorkerEvent},
+    types::RequestId,
 };
 
 /// Either kind of worker's state machine.
@@ -26,6 +27,8 @@ struct Told {
     n_prompt: u32,
     /// What it read, if its experts were counted.
     reads: Option<Reads>,
+    /// What its sequences picked, if the policy is to be told.
+    picked: Option<(Vec<RequestId>, StepPicks)>,
     /// Its sequences, if it did nothing but decode them.
     n_alone: Option<u32>,
 }
@@ -41,9 +44,10 @@ impl Scheduler {
                     log::warn!("a prefix of {} tokens is not pinned: {why}", tokens.len());
                 }
             }
+            (Self::Decode(worker), ToWorker::Migrate(id)) => worker.migrate(id),
             (Self::Prefill(worker), ToWorker::Cancel(id, reason)) => worker.cancel(id, reason),
             (Self::Decode(worker), ToWorker::Cancel(id, reason)) => worker.cancel(id, reason),
-            (Self::Prefill(_), ToWorker::Decode(_))
+            (Self::Prefill(_), ToWorker::Decode(_) | ToWorker::Migrate(_))
             | (Self::Decode(_), ToWorker::Prefill(_) | ToWorker::Keep(_) | ToWorker::Pin(_)) => {
                 unreachable!("each kind of worker is sent its own kind of work")
             }
@@ -57,8 +61,8 @@ impl Scheduler {
         }
     }
 
-    /// One step; what is to be told of it.
-    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Told {
+    /// One step; what is to be told of it, its picks too if `tells`.
+    fn step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>, tells: bool) -> Told {
         let step = match self {
             Self::Prefill(worker) => return Told { n_prompt: worker.step(runner, events), ..Told::default() },
             Self::Decode(worker) => worker.step(runner, events),
@@ -66,7 +70,9 @@ impl Scheduler {
         let distinct = step.picks.distinct();
         let sum: u32 = distinct.iter().sum();
         let reads = Reads { distinct: f64::from(sum) / distinct.len() as f64, batch: step.requests.len() as f64 };
-        Told { n_prompt: 0, reads: (!distinct.is_empty()).then_some(reads), n_alone: step.n_decoded_alone() }
+        let picked = (tells && !step.picks.is_empty()).then(|| (step.requests.clone(), step.picks.clone()));
+        let reads = (!distinct.is_empty()).then_some(reads);
+        Told { n_prompt: 0, reads, picked, n_alone: step.n_decoded_alone() }
     }
 
     /// Whether a turn of which `n_prompt` tokens have run goes on: prefill's until they are a chunk, of as many prompts as
@@ -145,6 +151,20 @@ pub(super) fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result
     thread.map_err(|error| EngineError::Config(format!("no thread could be started for {name}: {error}")))
 }
 
+/// When the policy is told what a step picked.
+struct Feedback {
+    /// One step in so many, or none.
+    every: u32,
+    /// Since it was told.
+    n_steps: u32,
+}
+
+impl Feedback {
+    fn is_due(&self) -> bool {
+        self.every > 0 && self.n_steps >= self.every
+    }
+}
+
 /// A worker's thread: messages in, one step, events out, until the engine stops.
 fn run_worker(
     source: Source,
@@ -156,6 +176,7 @@ fn run_worker(
     let mut events = Vec::new();
     let turns = worker.permits.take();
     let (mut turn, mut n_prompt_turn) = (None, 0);
+    let mut feedback = Feedback { every: shared.feedback(), n_steps: 0 };
     worker.runner.enter();
     loop {
         if scheduler.is_idle() {
@@ -174,9 +195,10 @@ fn run_worker(
         }
         // A panic in a runner is that worker's end, not the engine's: its requests go on elsewhere.
         let began = Instant::now();
-        let step = catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events)));
+        let step =
+            catch_unwind(AssertUnwindSafe(|| scheduler.step(worker.runner.as_mut(), &mut events, feedback.is_due())));
         let took = began.elapsed();
-        let Told { n_prompt, reads, n_alone } = step.unwrap_or_else(|_| {
+        let Told { n_prompt, reads, picked, n_alone } = step.unwrap_or_else(|_| {
             scheduler.abandon(&format!("{} panicked", worker.name), &mut events);
             Told::default()
         });
@@ -187,6 +209,11 @@ fn run_worker(
         if let Some(reads) = reads {
             shared.observe_step(reads);
         }
+        if let (Source::Decode(worker), Some((requests, picks))) = (source, picked) {
+            feedback.n_steps = 0;
+            shared.observe_picks(worker, &requests, &picks);
+        }
+        feedback.n_steps = feedback.n_steps.saturating_add(1);
         shared.deliver(source, n_alone.map(|n_batch| (n_batch, took)), &mut events);
     }
     // Giving a context back is a call to its device too.
@@ -223,7 +250,7 @@ mod tests {
         let mut scheduler = Scheduler::Prefill(Box::new(prefill));
         let (mut events, mut turns, mut n_turn) = (Vec::new(), Vec::new(), 0);
         while !scheduler.is_idle() {
-            n_turn += scheduler.step(&mut runner, &mut events).n_prompt;
+            n_turn += scheduler.step(&mut runner, &mut events, false).n_prompt;
             if !scheduler.goes_on(n_turn) {
                 turns.push(std::mem::take(&mut n_turn));
             }

@@ -9,10 +9,13 @@
 //!
 //! A sequence is never shifted. llama.cpp can move positions back to make room in a full context (`llama_memory_seq_add`),
 //! which turns the keys but keeps values that were computed after tokens which are gone: no prompt gives them, so no name
-//! would be true. A request that fills its slot ends there, with the length as its reason, and a slot whose cells are not
-//! positions 0 to n - 1 is refused ([`ModelRunner::check_held`](crate::schedule::ModelRunner::check_held)).
+//! would be true. A request that fills its slot ends there, with the length as its reason. A slot that somebody else has
+//! shifted does not end where it was left: before it is used, copied or stored that is seen
+//! ([`ModelRunner::reaches`](crate::schedule::ModelRunner::reaches)), and it is emptied. Tests and idle debug builds look at
+//! every cell ([`ModelRunner::check_held`](crate::schedule::ModelRunner::check_held)).
 
 mod chunk;
+mod composed;
 mod event;
 mod ledger;
 mod name;

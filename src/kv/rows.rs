@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{BlockEvent, ChunkCounts, Ledger};
+use super::{BlockEvent, ChunkCounts, Ledger, composed::Composed};
 use crate::signature::ExpertCounts;
 
 /// A row of counts for each block of a [`Ledger`], in one flat array: how many of the block's tokens picked each expert
@@ -31,6 +31,8 @@ pub struct SignatureRows {
     rows: Vec<u8>,
     /// By block: tokens whose picks are in its row.
     n_counted: Vec<u8>,
+    /// The counts asked for last.
+    composed: Composed,
 }
 
 impl SignatureRows {
@@ -38,7 +40,8 @@ impl SignatureRows {
     /// ascending) of `n_expert` experts. Without layers every row is empty and every sum is none.
     pub fn new(layers: &[u32], n_expert: u32) -> Self {
         let width = layers.len() * n_expert as usize;
-        Self { layers: Arc::from(layers), n_expert, width, rows: Vec::new(), n_counted: Vec::new() }
+        let composed = Composed::new(width);
+        Self { layers: Arc::from(layers), n_expert, width, rows: Vec::new(), n_counted: Vec::new(), composed }
     }
 
     /// The counted layers.
@@ -67,6 +70,7 @@ impl SignatureRows {
             match *event {
                 BlockEvent::Allocated(block) => self.begin(block),
                 BlockEvent::Extended { block, n_tokens } => {
+                    self.composed.drop_last(block, row(&self.rows, self.width, block));
                     let row = counts.and_then(|counts| counts.row(run));
                     run += 1;
                     if let Some(row) = row {
@@ -80,37 +84,27 @@ impl SignatureRows {
                         self.copy(from, into);
                     }
                 }
-                BlockEvent::Filled { .. } | BlockEvent::Shared(_) | BlockEvent::Freed { .. } => {}
+                BlockEvent::Freed { block, .. } => {
+                    self.composed.drop_last(block, row(&self.rows, self.width, block));
+                }
+                BlockEvent::Filled { .. } | BlockEvent::Shared(_) => {}
             }
         }
         assert!(counts.is_none_or(|counts| run == counts.n_runs()), "{run} runs of counts were used");
     }
 
-    /// A sequence's counts: the sum of its blocks' rows. None if the picks of some tokens are not known.
-    pub fn sum(&self, ledger: &Ledger, sequence: usize) -> Option<ExpertCounts> {
+    /// A sequence's counts: the sum of its blocks' rows. None if the picks of some tokens are not known. Takes the less time
+    /// the more the sequence has in common with the one before.
+    pub fn sum(&mut self, ledger: &Ledger, sequence: usize) -> Option<ExpertCounts> {
         let blocks = self.known(ledger, sequence)?;
-        let mut sums = vec![0u32; self.width];
-        for &block in blocks {
-            for (sum, &n) in sums.iter_mut().zip(self.row(block)) {
-                *sum += u32::from(n);
-            }
-        }
+        let sums = self.composed.of(blocks, |block| row(&self.rows, self.width, block)).to_vec();
         Some(ExpertCounts::from_rows(&self.layers, self.n_expert, ledger.len(sequence), sums))
     }
 
     /// A sequence's rows as they are, one after another. None if the picks of some tokens are not known.
     pub fn rows(&self, ledger: &Ledger, sequence: usize) -> Option<Vec<u8>> {
         let blocks = self.known(ledger, sequence)?;
-        Some(blocks.iter().flat_map(|&block| self.row(block)).copied().collect())
-    }
-
-    /// Forgets every row, and counts other layers from now on: those of the same `n_expert` experts. A block's picks are
-    /// known again once it is computed again.
-    pub fn recount(&mut self, layers: &[u32], n_expert: u32) {
-        let n_blocks = self.n_counted.len();
-        *self = Self::new(layers, n_expert);
-        self.n_counted.resize(n_blocks, 0);
-        self.rows.resize(n_blocks * self.width, 0);
+        Some(blocks.iter().flat_map(|&block| row(&self.rows, self.width, block)).copied().collect())
     }
 
     /// Whether the picks of all tokens of a block are known.
@@ -119,18 +113,14 @@ impl SignatureRows {
         self.width > 0 && u32::from(n_counted) == ledger.block_len(block)
     }
 
-    /// Bytes of all rows.
+    /// Bytes of all rows, and of the sum.
     pub fn n_bytes(&self) -> u64 {
-        (self.rows.len() + self.n_counted.len()) as u64
+        (self.rows.len() + self.n_counted.len() + self.composed.n_bytes()) as u64
     }
 
     fn known<'a>(&self, ledger: &'a Ledger, sequence: usize) -> Option<&'a [u32]> {
         let blocks = ledger.chain(sequence);
         (self.width > 0 && blocks.iter().all(|&block| self.knows(ledger, block))).then_some(blocks)
-    }
-
-    fn row(&self, block: u32) -> &[u8] {
-        &self.rows[block as usize * self.width..][..self.width]
     }
 
     fn begin(&mut self, block: u32) {
@@ -148,6 +138,11 @@ impl SignatureRows {
         let start = from as usize * self.width;
         self.rows.copy_within(start..start + self.width, to as usize * self.width);
     }
+}
+
+/// The row of a block.
+fn row(rows: &[u8], width: usize, block: u32) -> &[u8] {
+    &rows[block as usize * width..][..width]
 }
 
 /// Bytes of rows that a token takes, where `n_layers` layers of `n_expert` experts are counted in blocks of `block` tokens.
@@ -311,7 +306,7 @@ mod tests {
             self.check();
         }
 
-        fn check(&self) {
+        fn check(&mut self) {
             self.ledger.check_integrity();
             let mut prefixes = std::collections::BTreeSet::new();
             for (sequence, held) in self.plain.iter().enumerate() {
@@ -378,32 +373,6 @@ mod tests {
         both.append(1, &[1, 0, 1, 1], true);
         assert_eq!(both.rows.sum(&both.ledger, 0), Some(cold(&[1, 0, 1, 1, 0, 0])), "the merged block has counts now");
         assert_eq!(both.ledger.chain(0)[0], both.ledger.chain(1)[0]);
-    }
-
-    // Symptom: after the mask had changed, rows of the old layers would have been added to those of the new ones.
-    #[test]
-    fn other_layers_start_from_nothing_and_become_known_block_by_block() {
-        let mut both = Both::new();
-        let (first, second) = ([1, 0, 1, 1], [0, 0, 1, 0]);
-        both.append(0, &[&first[..], &second].concat(), true);
-        both.rows.recount(&[2], N_EXPERT);
-        assert_eq!(both.rows.sum(&both.ledger, 0), None);
-        let run_again = |both: &mut Both, sequence, pos: usize, tokens: &[Token], before: &[Token]| {
-            let all = [before, tokens].concat();
-            let layers = Arc::clone(both.rows.layers());
-            let mut counts = ChunkCounts::new(&layers, N_EXPERT, BLOCK, pos as u32, all.len() as u32, 0);
-            (0..tokens.len()).for_each(|index| counts.add(2, index, &[pick(&all[..=pos + index], 2)]));
-            both.ledger.append(sequence, tokens);
-            both.follow(Some(&counts));
-        };
-        run_again(&mut both, 1, 0, &first, &[]);
-        assert_eq!(both.rows.sum(&both.ledger, 0), None, "its second block is not known");
-        run_again(&mut both, 1, 4, &second, &first);
-        let mut want = ExpertCounts::new(&[2], N_EXPERT);
-        want.add_tokens(8);
-        let all = [&first[..], &second].concat();
-        (1..=8).for_each(|n| want.add(2, &[pick(&all[..n], 2)]));
-        assert_eq!(both.rows.sum(&both.ledger, 0), Some(want));
     }
 
     // 48 layers of 128 experts; 4 heads of 128 keys and 128 values, 16 bits each, in every layer.

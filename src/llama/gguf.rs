@@ -15,7 +15,7 @@ use std::{
 use llama_cpp_sys_2 as sys;
 use sha2::{Digest, Sha256};
 
-use super::{error::LlamaError, facts, guard, logging};
+use super::{error::LlamaError, facts, guard, logging, plausible};
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,6 +84,11 @@ impl Header {
             tensors.extend(Part::open(&part)?.tensors()?);
         }
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        if let Some(Value::Text(arch)) = values.get("general.architecture")
+            && let Some(reason) = plausible::misheaded(arch, &values, &tensors)
+        {
+            return Err(LlamaError::Inconsistent { path: path.to_owned(), reason });
+        }
         for tensor in &tensors {
             hash_bytes(&mut digest, tensor.name.as_bytes());
             digest.update(tensor.type_.to_le_bytes());

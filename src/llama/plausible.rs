@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::gguf::Value;
+use super::gguf::{Tensor, Value};
 
 /// Architectures whose graph asserts that the whole head is rotated (llama.cpp's src/models at the pinned version,
 /// `n_embd_head == n_rot`).
@@ -124,9 +124,61 @@ fn rotated(arch: &str, number: impl Fn(&str) -> Option<u64>) -> Option<String> {
     want.map(|want| format!("{arch}.rope.dimension_count is {n_rot}, but it must be {want}"))
 }
 
+/// The first layer whose number of key heads, where each layer has its own, is not that of its weights: llama.cpp holds
+/// only the first layer's against the tensors, and ends the process over another one in the graph.
+pub(super) fn misheaded(arch: &str, values: &BTreeMap<String, Value>, tensors: &[Tensor]) -> Option<String> {
+    let value = |name: &str| values.get(&format!("{arch}.{name}"));
+    let Some(Value::Array { ints, .. }) = value("attention.head_count_kv") else { return None };
+    // Layers with a sliding window may have heads of another length.
+    if value("attention.key_length_swa").is_some() {
+        return None;
+    }
+    let head = || value("embedding_length")?.number()?.checked_div(value("attention.head_count")?.number()?);
+    let n_head = i64::try_from(value("attention.key_length").and_then(Value::number).or_else(head)?).ok()?;
+    ints.iter().enumerate().find_map(|(layer, &told)| {
+        let name = format!("blk.{layer}.attn_k.weight");
+        let rows = tensors.iter().find(|tensor| tensor.name == name)?.shape[1];
+        let there = rows.checked_div(n_head).filter(|there| there * n_head == rows && *there != told)?;
+        Some(format!("{arch}.attention.head_count_kv is {told} in layer {layer}, but {name} holds {there}"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Symptom: a layer's head_count_kv of 0 in an array ended the process in GGML_ASSERT(a->ne[0] == b->ne[0]).
+    #[test]
+    fn key_heads_of_a_layer_are_those_of_its_weights() {
+        let told = |heads: &[i64], more: &[(&str, u64)]| {
+            let array = Value::Array { kind: "u32".to_owned(), len: heads.len(), ints: heads.to_vec() };
+            let more = more.iter().map(|&(name, n)| (format!("m.{name}"), Value::Unsigned(n)));
+            let values = more.chain([("m.attention.head_count_kv".to_owned(), array)]).collect();
+            let tensors: Vec<_> = [128, 64, 128]
+                .iter()
+                .enumerate()
+                .map(|(layer, &rows)| Tensor {
+                    name: format!("blk.{layer}.attn_k.weight"),
+                    type_: 0,
+                    shape: [256, rows, 1, 1],
+                    bytes: 0,
+                })
+                .collect();
+            misheaded("m", &values, &tensors)
+        };
+        let length = [("attention.key_length", 64)];
+        assert_eq!(told(&[2, 1, 2], &length), None);
+        let want = "m.attention.head_count_kv is 0 in layer 1, but blk.1.attn_k.weight holds 1";
+        assert_eq!(told(&[2, 0, 2], &length).as_deref(), Some(want));
+        for wrong in [-1, 1, 3, 1 << 30] {
+            assert!(told(&[2, 1, wrong], &length).is_some(), "{wrong}");
+        }
+        // A length that follows from the whole, layers without keys, and heads of two lengths.
+        assert!(told(&[2, 2, 2], &[("embedding_length", 256), ("attention.head_count", 4)]).is_some());
+        assert_eq!(told(&[2, 1, 2, 0], &length), None);
+        assert_eq!(told(&[2, 0, 2], &[("attention.key_length", 64), ("attention.key_length_swa", 32)]), None);
+        assert_eq!(told(&[2, 0, 2], &[]), None);
+    }
 
     fn told(arch: &str, pairs: &[(&str, Value)]) -> Option<String> {
         implausible(arch, &pairs.iter().map(|(name, value)| (format!("{arch}.{name}"), value.clone())).collect())

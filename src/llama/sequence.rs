@@ -176,6 +176,20 @@ impl Context {
         }
     }
 
+    /// For tests: moves all positions of a sequence by `by`, as another user of the context could; what falls below 0 is
+    /// gone. False, and nothing done, where the model's memory can not be shifted.
+    #[doc(hidden)]
+    pub fn shift_seq(&mut self, seq: u32, by: i32) -> Result<bool, LlamaError> {
+        let id = self.check_seq(seq)?;
+        // SAFETY: the context is open.
+        let can = unsafe { sys::llama_memory_can_shift(self.memory()) };
+        if can {
+            // SAFETY: the context is open, and the sequence below its limit.
+            unsafe { sys::llama_memory_seq_add(self.memory(), id, 0, -1, by) };
+        }
+        Ok(can)
+    }
+
     /// What is wrong with the positions of a sequence that should hold `n_tokens` tokens.
     fn missing(&self, seq: u32, n_tokens: u32) -> Result<Option<String>, LlamaError> {
         let facts = self.model().facts();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ndarray::Array2;
 
 use crate::{
-    route::{Decision, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::{Decision, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
     types::{RequestId, WorkerId},
 };
 
@@ -91,6 +91,22 @@ impl<L: PolicyLayer> RoutePolicy for L {
 
     fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
         self.inner_mut().stepped(worker, n_batch, time);
+    }
+
+    fn feedback(&self) -> u32 {
+        self.inner().feedback()
+    }
+
+    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
+        self.inner_mut().picked(id, worker, experts);
+    }
+
+    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
+        self.inner_mut().relief(workers, stall)
+    }
+
+    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
+        self.inner_mut().moved(id, n_tokens, from, to);
     }
 
     fn step_time_error(&self) -> Option<f64> {

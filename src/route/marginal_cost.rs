@@ -2,17 +2,22 @@
 //!
 //! Never needs a calibration; with one, it also keeps to the workers' centroids, so that like finds like for longer.
 
+mod batch;
+mod feedback;
+mod relief;
+
 use std::sync::Arc;
 
+use batch::{Batch, Resident};
 use ndarray::Array2;
 
 use crate::{
     route::{
-        Decision, Marginal, Reason, RouteBuildError, RouteError, RoutePolicy, RouteRequest, StepLoad, StepTime,
+        Decision, Marginal, Reason, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, StepLoad, StepTime,
         StepTimes, WorkerView,
         centroids::Centroids,
         load,
-        survival::{ONE, Survival, Tables},
+        survival::{ONE, Tables},
     },
     signature::ExpertCounts,
     types::{MoeShape, RequestId, WorkerId},
@@ -34,12 +39,15 @@ pub struct MarginalCostParams {
     /// How many times the added experts count. More than once, because a batch that is alike draws what is like it, and so
     /// stays cheap after those it has now are gone.
     pub pull: f32,
+    /// One decode step in so many, of those that are tapped, tells what the sequences really pick, which corrects what their
+    /// prompts foretold; none does if 0. It gains next to nothing: see `examples/drift`.
+    pub feedback: u32,
 }
 
 impl Default for MarginalCostParams {
     /// As replays of recorded requests had the best median whose 99th percentile was never behind a load balancer's.
     fn default() -> Self {
-        Self { lambda: 0.1, prior_tokens: 2.0, pull: 1.5 }
+        Self { lambda: 0.1, prior_tokens: 2.0, pull: 1.5, feedback: 0 }
     }
 }
 
@@ -72,40 +80,12 @@ pub struct MarginalCost {
     spare: Vec<Box<[u16]>>,
 }
 
-/// A worker's sequences as far as they were placed by the policy.
-#[derive(Debug, Clone)]
-struct Batch {
-    survival: Survival,
-    residents: Vec<Resident>,
-    n_steps: i64,
-    /// Tokens of context the residents had, less the steps the worker had run, when each came.
-    context: i64,
-}
-
-#[derive(Debug, Clone)]
-struct Resident {
-    id: RequestId,
-    picks: Box<[u16]>,
-    context: i64,
-}
-
 /// What the request at hand would cost on an eligible worker.
 #[derive(Debug, Clone, Copy)]
 struct Offer {
     position: usize,
     similarity: Option<f32>,
     marginal: Marginal,
-}
-
-impl Batch {
-    fn load(&self, n_batch: u32) -> StepLoad {
-        let n_context = self.context + self.n_steps * i64::from(self.residents.len() as u32);
-        StepLoad {
-            n_experts: f64::from(self.survival.expected()),
-            n_batch: f64::from(n_batch),
-            n_context: n_context as f64,
-        }
-    }
 }
 
 impl MarginalCost {
@@ -115,7 +95,6 @@ impl MarginalCost {
             shape.map_or((0, 0, 0), |shape| (shape.n_layer_moe(), shape.n_expert, shape.n_expert_used));
         let n = n_layer * n_expert as usize;
         let uniform = k as f32 / n_expert.max(1) as f32;
-        let batch = Batch { survival: Survival::new(n), residents: Vec::new(), n_steps: 0, context: 0 };
         Self {
             params,
             n_layer,
@@ -123,7 +102,7 @@ impl MarginalCost {
             usual: vec![uniform; n],
             n_seen: 0.0,
             tables: Tables::new(),
-            workers: vec![batch; n_workers],
+            workers: vec![Batch::new(n); n_workers],
             times: StepTimes::new(StepTime::preset(n_layer, n_expert, k), n_workers),
             centroids: None,
             picks: vec![0; n],
@@ -156,8 +135,7 @@ impl MarginalCost {
     /// Makes room for workers that joined.
     fn make_room(&mut self, n_workers: usize) {
         if n_workers > self.workers.len() {
-            let survival = Survival::new(self.usual.len());
-            self.workers.resize(n_workers, Batch { survival, residents: Vec::new(), n_steps: 0, context: 0 });
+            self.workers.resize(n_workers, Batch::new(self.usual.len()));
             self.times.make_room(n_workers);
         }
     }
@@ -208,6 +186,23 @@ impl MarginalCost {
         }
     }
 
+    /// What the request with `picks` would cost on a worker, without regret.
+    fn joining(&self, worker: &WorkerView, n_tokens: u32) -> Marginal {
+        let batch = &self.workers[worker.id.index()];
+        let time = self.times.get(worker.id.index());
+        let before = batch.load(worker.n_inflight);
+        let added_experts = batch.survival.added(&self.picks);
+        let after = StepLoad {
+            n_experts: before.n_experts + f64::from(added_experts),
+            n_batch: before.n_batch + 1.0,
+            n_context: before.n_context + f64::from(n_tokens),
+        };
+        let step = time.of(&after);
+        let pull = (f64::from(self.params.pull) - 1.0) * after.n_batch * time.per_expert * f64::from(added_experts);
+        let cost = after.n_batch * step - before.n_batch * time.of(&before) + pull;
+        Marginal { experts: batch.survival.expected(), added_experts, step, cost, regret: 0.0 }
+    }
+
     /// Prices the request on every eligible worker; the best offer, and the highest similarity.
     fn price(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<(Offer, Option<f32>)> {
         self.make_room(workers.last().map_or(0, |worker| worker.id.index() + 1));
@@ -215,25 +210,12 @@ impl MarginalCost {
         self.offers.clear();
         let mut best = f32::NEG_INFINITY;
         for (position, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.eligible()) {
-            let batch = &self.workers[worker.id.index()];
-            let time = self.times.get(worker.id.index());
-            let before = batch.load(worker.n_inflight);
-            let added_experts = batch.survival.added(&self.picks);
-            let after = StepLoad {
-                n_experts: before.n_experts + f64::from(added_experts),
-                n_batch: before.n_batch + 1.0,
-                n_context: before.n_context + f64::from(request.n_tokens),
-            };
-            let step = time.of(&after);
-            let pull = (f64::from(self.params.pull) - 1.0) * after.n_batch * time.per_expert * f64::from(added_experts);
-            let cost = after.n_batch * step - before.n_batch * time.of(&before) + pull;
+            let marginal = self.joining(worker, request.n_tokens);
             let similarity = match (&self.centroids, request.signature) {
                 (Some(centroids), Some(signature)) => centroids.cosine(worker.id, signature.as_slice()),
                 _ => None,
             };
             best = best.max(similarity.unwrap_or(best));
-            let experts = batch.survival.expected();
-            let marginal = Marginal { experts, added_experts, step, cost, regret: 0.0 };
             self.offers.push(Offer { position, similarity, marginal });
         }
         let mean_step = self.offers.iter().map(|offer| offer.marginal.step).sum::<f64>() / self.offers.len() as f64;
@@ -288,22 +270,17 @@ impl RoutePolicy for MarginalCost {
         self.make_room(worker.index() + 1);
         self.predict(request.counts);
         self.learn(request.counts);
-        let batch = &mut self.workers[worker.index()];
-        batch.survival.join(&self.picks, &self.tables);
-        batch.survival.remember();
-        let context = i64::from(request.n_tokens) - batch.n_steps;
-        batch.context += context;
         let mut picks = self.spare.pop().unwrap_or_else(|| vec![0; self.picks.len()].into());
         picks.copy_from_slice(&self.picks);
-        batch.residents.push(Resident { id: request.id, picks, context });
+        let batch = &mut self.workers[worker.index()];
+        batch.push(Resident::new(request.id, picks), request.n_tokens, 0, &self.tables);
+        batch.survival.remember();
     }
 
     fn left(&mut self, id: RequestId, worker: WorkerId) {
         let Some(batch) = self.workers.get_mut(worker.index()) else { return };
-        let Some(at) = batch.residents.iter().position(|resident| resident.id == id) else { return };
-        let resident = batch.residents.swap_remove(at);
-        batch.survival.leave(&resident.picks, &self.tables);
-        batch.context -= resident.context;
+        let Some(at) = batch.find(id) else { return };
+        let resident = batch.take(at, &self.tables);
         self.spare.push(resident.picks);
     }
 
@@ -315,6 +292,22 @@ impl RoutePolicy for MarginalCost {
             self.times.observe(worker.index(), &batch.load(n_batch), time);
         }
         batch.n_steps += 1;
+    }
+
+    fn feedback(&self) -> u32 {
+        self.params.feedback
+    }
+
+    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
+        self.correct(id, worker, experts);
+    }
+
+    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
+        self.find_relief(workers, stall)
+    }
+
+    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
+        self.move_resident(id, n_tokens, from, to);
     }
 
     fn step_time_error(&self) -> Option<f64> {

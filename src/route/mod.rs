@@ -89,7 +89,9 @@ pub use layer::PolicyLayer;
 pub use least_loaded::LeastLoaded;
 pub use locality_band::{LocalityBand, LocalityBandParams};
 pub use marginal_cost::{MarginalCost, MarginalCostParams};
-pub use policy::{Decision, Marginal, Reason, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView};
+pub use policy::{
+    Decision, Marginal, Reason, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView,
+};
 pub use power_of_two::PowerOfTwo;
 pub use random::Random;
 pub use round_robin::RoundRobin;

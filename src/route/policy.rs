@@ -93,6 +93,39 @@ pub struct Marginal {
     pub regret: f64,
 }
 
+/// A running request that would cost less on another worker.
+///
+/// ```
+/// use eldr::{
+///     route::{MarginalCost, MarginalCostParams, Relief, RoutePolicy, RouteRequest, WorkerView},
+///     types::{RequestId, WorkerId},
+/// };
+///
+/// // All on one of two workers, and a hundred steps later.
+/// let mut policy = MarginalCost::new(None, 2, MarginalCostParams::default());
+/// let view = |id, n_inflight| WorkerView { id: WorkerId(id), n_slots: 8, n_inflight, healthy: true };
+/// for id in 0..8 {
+///     policy.placed(&RouteRequest { id: RequestId(id), n_tokens: 9, ..RouteRequest::default() }, WorkerId(0));
+/// }
+/// (0..100).for_each(|_| policy.stepped(WorkerId(0), 8, 0.02));
+/// let Some(Relief { from, to, .. }) = policy.relief(&[view(0, 8), view(1, 0)], 0.001) else { panic!("worker 1 is idle") };
+/// assert_eq!((from, to), (WorkerId(0), WorkerId(1)));
+/// assert_eq!(policy.relief(&[view(0, 8), view(1, 0)], 60.0), None, "moving would take longer than it saves");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Relief {
+    /// Which request.
+    pub id: RequestId,
+    /// The worker that runs it.
+    pub from: WorkerId,
+    /// The worker that would run it for less.
+    pub to: WorkerId,
+    /// Time by which all sequences of both workers together wait less for each token.
+    pub saved: f64,
+    /// What it is expected to cost there.
+    pub marginal: Marginal,
+}
+
 /// What decided a [`Decision`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -105,6 +138,8 @@ pub enum Reason {
     NoSignature,
     /// The least expected cost for the batch it joins.
     MarginalCost,
+    /// It ran elsewhere, and was moved because it is expected to cost less here.
+    Migration,
     /// The policy looks at load only.
     Load,
     /// The next worker in turn.
@@ -260,6 +295,30 @@ pub trait RoutePolicy: Send {
     /// `worker` ran a decode step of `n_batch` sequences, which did nothing else, in `time` (of any one unit).
     fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
         let _ = (worker, n_batch, time);
+    }
+
+    /// It is told the picks of one decode step in so many ([`RoutePolicy::picked`]), where steps are tapped as often; of
+    /// none if 0.
+    fn feedback(&self) -> u32 {
+        0
+    }
+
+    /// What the request on `worker` picked in a decode step: experts of each MoE layer, as many of each, layer by layer.
+    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
+        let _ = (id, worker, experts);
+    }
+
+    /// A running request that had better go on elsewhere. To move it takes the time `stall`, in the unit of the steps it was
+    /// told of, for which the worker that takes it in stands still. Nothing from a policy that does not predict it.
+    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
+        let _ = (workers, stall);
+        None
+    }
+
+    /// The request has moved from one worker to another, with `n_tokens` of context.
+    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
+        self.left(id, from);
+        self.placed(&RouteRequest { id, n_tokens, ..RouteRequest::default() }, to);
     }
 
     /// The mean relative error of the step times it predicts; nothing from a policy that predicts none, or before steps.

@@ -22,6 +22,7 @@ pub struct DecodeWorker {
     slots: Vec<Option<Resident>>,
     incoming: VecDeque<Handoff>,
     cancelled: Vec<(RequestId, FinishReason)>,
+    moving: Vec<RequestId>,
     n_step_retries: u32,
     lost: bool,
     next: Vec<Token>,
@@ -93,13 +94,15 @@ pub struct DecodeStep {
     pub n_replayed: u32,
     /// Sequences moved to keep the batch in neighbouring slots.
     pub n_relocated: u32,
+    /// Sequences given away, to go on elsewhere.
+    pub n_exported: u32,
 }
 
 impl DecodeStep {
     /// The sequences of a step that decoded and did nothing else, no counting either, so that its time tells about decoding;
     /// nothing of others.
     pub fn n_decoded_alone(&self) -> Option<u32> {
-        let n_other = self.n_imported + self.n_refilled + self.n_replayed + self.n_relocated;
+        let n_other = self.n_imported + self.n_refilled + self.n_replayed + self.n_relocated + self.n_exported;
         (n_other == 0 && !self.requests.is_empty() && self.picks.is_empty()).then_some(self.requests.len() as u32)
     }
 }
@@ -130,12 +133,13 @@ impl Resident {
 
 impl Answers {
     /// What a finished request leaves, if it has a block more than its prompt; a sequence that can not be copied out is
-    /// simply gone.
+    /// simply gone, and one that came from another worker is, because nobody knows all its picks.
     fn take(&self, resident: &Resident, slot: Slot, runner: &mut dyn ModelRunner) -> Option<WorkerEvent> {
         let Resident { job, n_filled, n_base, picked } = resident;
         let (n_filled, n_base) = (*n_filled, *n_base);
         let n_picks = self.layers.len() * (n_filled - n_base) as usize;
-        if n_filled < n_base + self.block
+        if job.n_moves > 0
+            || n_filled < n_base + self.block
             || (n_picks > 0 && (picked.is_empty() || !picked.len().is_multiple_of(n_picks)))
         {
             return None;
@@ -165,6 +169,7 @@ impl DecodeWorker {
             slots: (0..info.n_slots).map(|_| None).collect(),
             incoming: VecDeque::new(),
             cancelled: Vec::new(),
+            moving: Vec::new(),
             n_step_retries: 0,
             lost: false,
             next: Vec::new(),
@@ -194,6 +199,11 @@ impl DecodeWorker {
         self.cancelled.push((id, reason));
     }
 
+    /// Gives a sequence away at the next step, to go on elsewhere, if it is whole here then.
+    pub fn migrate(&mut self, id: RequestId) {
+        self.moving.push(id);
+    }
+
     /// Requests held, those not yet imported included.
     pub fn n_held(&self) -> usize {
         self.incoming.len() + self.slots.iter().flatten().count()
@@ -201,7 +211,7 @@ impl DecodeWorker {
 
     /// Whether a step would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.n_held() == 0 && self.cancelled.is_empty()
+        self.n_held() == 0 && self.cancelled.is_empty() && self.moving.is_empty()
     }
 
     /// Runs one token of every resident sequence that is filled up; one that lost its worker runs what it had drawn again,
@@ -214,6 +224,7 @@ impl DecodeWorker {
         self.step.n_refilled = 0;
         self.step.n_replayed = 0;
         self.step.n_relocated = 0;
+        self.step.n_exported = 0;
         if self.lost {
             self.lose(LOST, events);
         } else if let Err(error) = self.run_step(runner, events) {
@@ -234,6 +245,7 @@ impl DecodeWorker {
 
     fn run_step(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
         self.sweep_cancelled(runner, events)?;
+        self.sweep_moving(runner, events)?;
         self.import(runner)?;
         self.refill(runner, events)?;
         if self.contiguous {
@@ -396,12 +408,40 @@ impl DecodeWorker {
         Ok(())
     }
 
+    /// Gives sequences away between two tokens: all but the last drawn one are in the slot. One that is not whole stays.
+    fn sweep_moving(&mut self, runner: &mut dyn ModelRunner, events: &mut Vec<WorkerEvent>) -> Result<(), RunError> {
+        for id in std::mem::take(&mut self.moving) {
+            let is_here = |slot: &Option<Resident>| slot.as_ref().is_some_and(|resident| resident.job.id == id);
+            let Some(at) = self.slots.iter().position(is_here) else {
+                if self.incoming.iter().any(|handoff| handoff.job.id == id) {
+                    events.push(WorkerEvent::Stayed { id });
+                }
+                continue;
+            };
+            let slot = Slot(at as u32);
+            let is_ready = self.slots[at].as_ref().is_some_and(Resident::is_ready);
+            match is_ready.then(|| runner.export(slot)) {
+                Some(Ok(state)) => {
+                    let mut job = self.slots[at].take().expect("found").job;
+                    job.n_moves += 1;
+                    self.step.n_exported += 1;
+                    events.push(WorkerEvent::Moved(Handoff { job, state, counts: None }));
+                    runner.close(slot)?;
+                }
+                None | Some(Err(RunError::Restored(_))) => events.push(WorkerEvent::Stayed { id }),
+                Some(Err(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Reports the loss first, so that nothing that is given back is sent here again.
     fn lose(&mut self, message: &str, events: &mut Vec<WorkerEvent>) {
         if !self.lost {
             self.lost = true;
             events.push(WorkerEvent::Lost { error: message.to_owned() });
         }
+        self.moving.clear();
         for job in self.take_all() {
             events.push(WorkerEvent::Returned { job, error: message.to_owned() });
         }

@@ -1,5 +1,6 @@
 mod calibrated;
 mod members;
+mod moves;
 mod policies;
 mod views;
 
@@ -7,6 +8,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use calibrated::signature;
 pub use members::MemberError;
+use moves::Moves;
 use ndarray::Array2;
 use policies::Policies;
 pub use policies::SubmitParams;
@@ -39,6 +41,8 @@ pub enum Command {
     Prefill(WorkerId, Job),
     /// Give a prefilled request to a decode worker, for the reason stated.
     Decode(WorkerId, Handoff, Decision),
+    /// Let a decode worker give a running request away ([`DecodeWorker::migrate`](crate::schedule::DecodeWorker::migrate)).
+    Migrate(WorkerId, RequestId),
     /// Give what a finished request left to a prefill worker, to keep.
     Keep(WorkerId, Leftover),
     /// End a request on a worker that holds it.
@@ -73,6 +77,7 @@ pub struct Dispatcher {
     queue: PromptQueue,
     handoffs: Waiting<(Handoff, Option<Signature>)>,
     records: BTreeMap<RequestId, Record>,
+    moves: Moves,
     /// Of routed requests, where the driver asked for them.
     routed: Option<Vec<Signature>>,
     stats: DispatchStats,
@@ -137,6 +142,7 @@ impl Dispatcher {
             queue: PromptQueue::default(),
             handoffs: Waiting::new(limits.age_bound),
             records: BTreeMap::new(),
+            moves: Moves::default(),
             routed: None,
             stats: DispatchStats::default(),
         }
@@ -234,6 +240,8 @@ impl Dispatcher {
                 self.leave(source, job.id);
                 self.on_returned(job, &error, commands);
             }
+            WorkerEvent::Moved(handoff) => self.on_moved(source, handoff, commands),
+            WorkerEvent::Stayed { id } => self.give_up_move(id),
             WorkerEvent::Cache(change) => {
                 if let Source::Prefill(worker) = source {
                     self.prefixes.apply(worker, &change);
@@ -444,6 +452,7 @@ impl Dispatcher {
                 assert_eq!(record.place, Place::Decode(worker), "request {id} reported by decode worker {worker}");
                 self.decode[worker.index()].n_inflight -= 1;
                 self.policies.left(id, worker);
+                self.give_up_move(id);
             }
         }
     }

@@ -36,6 +36,13 @@ pub enum WorkerEvent {
         /// What went wrong.
         error: String,
     },
+    /// A sequence that was to go on elsewhere ([`DecodeWorker::migrate`](super::DecodeWorker::migrate)), between two tokens.
+    Moved(Handoff),
+    /// A sequence that was to go on elsewhere goes on here.
+    Stayed {
+        /// Whose.
+        id: RequestId,
+    },
     /// What a finished request left on its decode worker, for a prefill worker to keep.
     Left(Leftover),
     /// What a prefill worker keeps has changed.

@@ -116,6 +116,8 @@ struct Sequence {
     /// While it is open.
     sampling: Option<SamplingParams>,
     tokens: Vec<Token>,
+    /// Somebody else has moved its positions.
+    shifted: bool,
 }
 
 impl FakeRunner {
@@ -154,6 +156,13 @@ impl FakeRunner {
         self
     }
 
+    /// The same runner, which counts the picks of prompts in these layers.
+    #[must_use]
+    pub fn tapping(mut self, layers: &[u32]) -> Self {
+        self.info.tapped = layers.to_vec();
+        self
+    }
+
     /// The same runner, for a model in which a decoded token leaves something else than one that ran with a prompt, so
     /// that the text tells the two apart; with `replays`, what was drawn is decoded again after a loss.
     #[must_use]
@@ -171,6 +180,25 @@ impl FakeRunner {
     /// The tokens in a slot, open or kept, as they were left there.
     pub fn tokens(&self, slot: Slot) -> &[Token] {
         &self.slots[slot.index()].tokens
+    }
+
+    /// Moves a slot's positions behind the scheduler's back, as llama.cpp's context shift does; an empty one has none.
+    pub fn shift(&mut self, slot: Slot) {
+        let place = &mut self.slots[slot.index()];
+        place.shifted |= !place.tokens.is_empty();
+    }
+
+    /// Whether a slot's positions have been moved.
+    pub fn is_shifted(&self, slot: Slot) -> bool {
+        self.slots[slot.index()].shifted
+    }
+
+    /// llama.cpp takes no token whose position does not follow the last one.
+    fn check_positions(&self, slot: Slot) -> Result<(), RunError> {
+        if self.is_shifted(slot) {
+            return Err(RunError::Restored(format!("the positions of slot {slot} were moved")));
+        }
+        Ok(())
     }
 
     fn sequence(&mut self, slot: Slot) -> &mut Sequence {
@@ -236,13 +264,14 @@ impl ModelRunner for FakeRunner {
         if self.has(&Fault::PrefillFatal(call)) {
             return Err(RunError::Fatal(format!("prefill {call} broke the worker as scripted")));
         }
-        let (model, n_ctx_slot) = (self.model, self.info.n_ctx_slot);
+        self.check_positions(slot)?;
+        let (model, n_ctx_slot, tapped) = (self.model, self.info.n_ctx_slot, self.info.tapped.clone());
         let sequence = self.sequence(slot);
         assert_eq!(sequence.tokens.len() as u32, pos, "position of the chunk in slot {slot}");
         sequence.tokens.extend_from_slice(tokens);
         assert!(sequence.tokens.len() as u32 <= n_ctx_slot, "slot {slot} overflows");
         if let Some(counts) = counts {
-            for layer in 0..model.n_layer {
+            for layer in tapped {
                 for (index, &token) in tokens.iter().enumerate() {
                     counts.add(layer, index, &model.picks(token, layer));
                 }
@@ -261,6 +290,7 @@ impl ModelRunner for FakeRunner {
         if self.has(&Fault::DecodeFatal(call)) {
             return Err(RunError::Fatal(format!("decode {call} broke the worker as scripted")));
         }
+        batch.iter().try_for_each(|item| self.check_positions(item.slot))?;
         // Only a sequence that is being filled up again may sit between two that decode.
         let taken = |slot: u32| self.slots[slot as usize].sampling.is_some();
         let neighbours = batch.windows(2).all(|w| (w[0].slot.0 + 1..w[1].slot.0).all(taken));
@@ -290,7 +320,9 @@ impl ModelRunner for FakeRunner {
         if self.has(&Fault::ExportRestored(call)) {
             return Err(RunError::Restored(format!("export {call} failed as scripted")));
         }
-        let tokens = &self.slots[slot.index()].tokens;
+        let Sequence { tokens, shifted, .. } = &self.slots[slot.index()];
+        // Keys that were turned are no prompt's.
+        let tokens: Vec<Token> = tokens.iter().map(|&token| if *shifted { !token } else { token }).collect();
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         Ok(SeqState { n_tokens: tokens.len() as u32, bytes: Arc::from(bytes) })
     }
@@ -326,13 +358,13 @@ impl ModelRunner for FakeRunner {
     fn keep(&mut self, slot: Slot, n_tokens: u32) -> Result<(), RunError> {
         self.check_cut(n_tokens, self.tokens(slot).len());
         self.slots[slot.index()].sampling = None;
-        if let Err(error) = self.reuse_fails() {
-            self.slots[slot.index()].tokens.clear();
-            return Err(error);
+        let mut kept = self.reuse_fails().and_then(|()| self.check_positions(slot));
+        if kept.is_ok() && self.is_out_of_window(n_tokens, self.tokens(slot).len()) {
+            kept = Err(RunError::Restored(format!("the window has moved past token {n_tokens}")));
         }
-        if self.is_out_of_window(n_tokens, self.tokens(slot).len()) {
-            self.slots[slot.index()].tokens.clear();
-            return Err(RunError::Restored(format!("the window has moved past token {n_tokens}")));
+        if kept.is_err() {
+            self.slots[slot.index()] = Sequence::default();
+            return kept;
         }
         self.slots[slot.index()].tokens.truncate(n_tokens as usize);
         Ok(())
@@ -343,6 +375,7 @@ impl ModelRunner for FakeRunner {
         let target = &self.slots[to.index()];
         assert!(target.sampling.is_none() && target.tokens.is_empty(), "slot {to} is not empty");
         self.reuse_fails()?;
+        self.check_positions(from)?;
         if self.info.reuse == Reuse::Window && self.tokens(from).len() as u32 > n_tokens + 1 {
             return Err(RunError::Restored(format!("the window has moved past token {n_tokens}")));
         }
@@ -352,6 +385,9 @@ impl ModelRunner for FakeRunner {
 
     fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
         let n_held = self.tokens(slot).len();
+        if self.is_shifted(slot) {
+            return false;
+        }
         match self.info.reuse {
             Reuse::Whole => n_tokens as usize == n_held,
             Reuse::Nothing | Reuse::Window | Reuse::Prefix => !self.is_out_of_window(n_tokens, n_held),
@@ -359,6 +395,9 @@ impl ModelRunner for FakeRunner {
     }
 
     fn check_held(&self, slot: Slot, n_tokens: u32) -> Result<(), String> {
+        if self.is_shifted(slot) {
+            return Err("its positions were moved".to_owned());
+        }
         let held = self.tokens(slot).len();
         if held == n_tokens as usize { Ok(()) } else { Err(format!("it holds {held}")) }
     }

@@ -24,12 +24,14 @@ pub struct Job {
     pub cache: CacheUse,
     /// Times the request had to be prefilled again.
     pub n_retries: u32,
+    /// Times it was moved from one decode worker to another.
+    pub n_moves: u32,
 }
 
 impl Job {
     /// A request that has not run yet.
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
-        Self { id, request, generated: Vec::new(), n_cached: 0, cache: CacheUse::default(), n_retries: 0 }
+        Self { id, request, generated: Vec::new(), n_cached: 0, cache: CacheUse::default(), n_retries: 0, n_moves: 0 }
     }
 
     /// Prompt and generated tokens together.
@@ -62,7 +64,7 @@ impl Job {
     }
 }
 
-/// A prefilled request between two workers: in `state` are all tokens but the last drawn one, or, where a lost decode
+/// A request between two workers, prefilled or moved: in `state` are all tokens but the last drawn one, or, where a lost decode
 /// worker's tokens are replayed ([`RunnerInfo::replays`](super::RunnerInfo::replays)), the prompt's alone.
 #[derive(Debug)]
 pub struct Handoff {

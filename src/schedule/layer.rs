@@ -21,6 +21,11 @@ pub trait RunnerLayer: Send {
     /// The same, to run it.
     fn inner_mut(&mut self) -> &mut dyn ModelRunner;
 
+    /// See [`ModelRunner::info`].
+    fn info(&self) -> &RunnerInfo {
+        self.inner().info()
+    }
+
     /// See [`ModelRunner::enter`].
     fn enter(&mut self) {
         self.inner_mut().enter();
@@ -102,7 +107,7 @@ pub trait RunnerLayer: Send {
 #[deny(clippy::missing_trait_methods, reason = "a default here would be a call not passed on")]
 impl<L: RunnerLayer> ModelRunner for L {
     fn info(&self) -> &RunnerInfo {
-        self.inner().info()
+        RunnerLayer::info(self)
     }
 
     fn enter(&mut self) {

@@ -17,11 +17,15 @@ pub struct DispatchLimits {
     /// ([`crate::route::RoutePolicy::cost`]), as long as none waits for more than so many times the slots that it would wait for in turn.
     /// 1 is in turn.
     pub age_bound: u32,
+    /// A running sequence may move to another decode worker, where the policy foresees that this pays
+    /// ([`crate::route::RoutePolicy::relief`]): one at a time, and at most one in so many decode steps of all workers together. None
+    /// moves if 0.
+    pub migrate_every: u32,
 }
 
 impl Default for DispatchLimits {
     fn default() -> Self {
-        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3, age_bound: 1 }
+        Self { max_queue: 1024, max_prefill: 4, max_handoffs: 16, max_retries: 3, age_bound: 1, migrate_every: 0 }
     }
 }
 
@@ -37,4 +41,6 @@ pub struct DispatchStats {
     pub n_retried: u64,
     /// Workers lost.
     pub n_workers_lost: u64,
+    /// Running sequences that were moved to another decode worker.
+    pub n_migrated: u64,
 }

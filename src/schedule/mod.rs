@@ -39,13 +39,15 @@
 //!                 assert_eq!((*id, worker, decision.worker), (RequestId(0), WorkerId(0), WorkerId(0)));
 //!                 decode.admit(handoff);
 //!             }
-//!             Command::Cancel(..) | Command::Keep(..) => unreachable!("nobody cancels it, and nothing is kept"),
+//!             Command::Cancel(..) | Command::Keep(..) | Command::Migrate(..) => unreachable!("it is left alone"),
 //!             Command::End(_, outcome) => break 'run outcome,
 //!         }
 //!     }
 //!     let source = if prefill.is_idle() { Source::Decode(WorkerId(0)) } else { Source::Prefill(WorkerId(0)) };
 //!     match source {
-//!         Source::Prefill(_) => prefill.step(&mut prefill_runner, &mut events),
+//!         Source::Prefill(_) => {
+//!             prefill.step(&mut prefill_runner, &mut events);
+//!         }
 //!         Source::Decode(_) => {
 //!             let step: &DecodeStep = decode.step(&mut decode_runner, &mut events);
 //!             assert!(step.requests.len() <= 1);

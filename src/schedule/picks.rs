@@ -51,6 +51,12 @@ impl StepPicks {
         &self.experts[start..start + self.n_expert_used]
     }
 
+    /// The picks of item `item`, layer by layer.
+    pub fn item(&self, item: usize) -> &[u32] {
+        let n = self.n_layer * self.n_expert_used;
+        &self.experts[item * n..(item + 1) * n]
+    }
+
     fn row_mut(&mut self, item: usize, layer: usize) -> &mut [u32] {
         let start = (item * self.n_layer + layer) * self.n_expert_used;
         &mut self.experts[start..start + self.n_expert_used]
@@ -91,6 +97,7 @@ mod tests {
         picks.set(0, 1, &[5, 7]);
         picks.set(1, 1, &[7, 5]);
         assert_eq!(picks.distinct(), [3, 2]);
+        assert_eq!(picks.item(1), [2, 3, 7, 5]);
         picks.clear();
         assert!(picks.is_empty());
         assert!(picks.distinct().is_empty());

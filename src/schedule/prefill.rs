@@ -94,12 +94,6 @@ impl PrefillWorker {
         self.cache.pin(tokens, self.open.len())
     }
 
-    /// Counts the picks of other layers from now on, as the runner must; see [`PrefixCache`]. A prompt that is under way
-    /// has no counts.
-    pub fn recount(&mut self, layers: &[u32], n_expert: u32) {
-        self.cache.recount(layers, n_expert);
-    }
-
     /// Takes in what a finished request left on its decode worker, at the next step.
     pub fn take_in(&mut self, left: Leftover) {
         self.left.push(left);

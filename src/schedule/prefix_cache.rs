@@ -2,6 +2,7 @@
 //!
 //! Never lets the ledger and the runner's memory say different things: every change of a slot goes through here.
 
+mod foreign;
 mod pins;
 mod tiers;
 
@@ -82,18 +83,14 @@ impl PrefixCache {
         }
     }
 
-    /// Counts other layers from now on, of `n_expert` experts each. Rows of the old ones are dropped; a block's picks are
-    /// known again, and it is used again, once another prompt has computed it.
-    pub(super) fn recount(&mut self, layers: &[u32], n_expert: u32) {
-        self.rows.recount(layers, n_expert);
-        self.blind = false;
-    }
-
     /// A slot for a prompt of `tokens`, with as much of it as could be found; it is the caller's until
     /// [`PrefixCache::end`] or [`PrefixCache::discard`]. There must be one that no prompt has. Errors: fatal ones.
     pub(super) fn begin(&mut self, tokens: &[Token], runner: &mut dyn ModelRunner) -> Result<Place, RunError> {
         let n_fallbacks = self.change.stats.n_fallbacks;
         let mut found = self.find(tokens, true);
+        while self.drop_changed(&found, runner)? {
+            found = self.find(tokens, false);
+        }
         let most = (tokens.len() as u32).saturating_sub(N_ALWAYS_RUN);
         let n_reached = self.way(&found, found.n_tokens.min(most), runner).map_or(0, |_| found.n_tokens);
         let n_restored = self.restore(tokens, n_reached, &mut found, runner)?;
@@ -175,7 +172,7 @@ impl PrefixCache {
     }
 
     /// The picks of all tokens of a slot's prompt so far; none if some are not known.
-    pub(super) fn counts(&self, slot: Slot) -> Option<ExpertCounts> {
+    pub(super) fn counts(&mut self, slot: Slot) -> Option<ExpertCounts> {
         self.rows.sum(&self.ledger, slot.index())
     }
 
@@ -241,15 +238,6 @@ impl PrefixCache {
             assert!(n_there <= n_known && n_known - n_there <= may_lack, "slot {slot}: {n_there} of {n_known} tokens");
         }
         self.check_pins();
-    }
-
-    /// Panics unless the runner's memory holds in every slot what the ledger says.
-    pub fn check_against(&self, runner: &dyn ModelRunner) {
-        for (slot, &n_there) in self.n_there.iter().enumerate() {
-            if let Err(problem) = runner.check_held(Slot(slot as u32), n_there) {
-                panic!("slot {slot} should hold {n_there} tokens: {problem}");
-            }
-        }
     }
 
     /// The cheapest way to `n_used` tokens of a match; none if there is no way, or it is not worth its copy.

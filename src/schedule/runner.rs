@@ -146,7 +146,8 @@ pub trait ModelRunner: Send {
         Err(RunError::Restored("this runner copies no prefixes".to_owned()))
     }
 
-    /// Whether a slot's tokens can be cut to the first `n_tokens` of them and gone on from there.
+    /// Whether a slot's tokens can be cut to the first `n_tokens` of them and gone on from there: they are as this runner
+    /// left them, and not out of reach of a sliding window or a recurrent state. Quick.
     fn reaches(&self, slot: Slot, n_tokens: u32) -> bool {
         let _ = (slot, n_tokens);
         true

@@ -22,6 +22,11 @@ const MAX_BIASES: usize = 1024;
 /// Likeliest tokens a request may see.
 pub(super) const MAX_LOGPROBS: u64 = 20;
 
+/// Generated tokens that penalties look back at, at most.
+const MAX_LAST: u64 = 1 << 20;
+/// What llama-server takes for no seed: -1 as it is kept there.
+const RANDOM: u64 = u32::MAX as u64;
+
 /// The fields of a request's `eldr`.
 const ELDR: [&str; 4] = ["policy", "explain", "domain", "priority"];
 
@@ -94,8 +99,8 @@ fn priority(eldr: &Fields<'_>) -> Result<Priority, ApiError> {
 
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
-        if let Some(n) = fields.whole(name, 1..=u64::from(u32::MAX))? {
-            return Ok(Some(n as u32));
+        if let Some(n) = fields.whole_or(name, 1..=u64::from(u32::MAX), u64::MAX)? {
+            return Ok(u32::try_from(n).ok());
         }
     }
     Ok(None)
@@ -106,14 +111,14 @@ fn sampling(fields: &Fields<'_>, seed: u64) -> Result<SamplingParams, ApiError> 
     let penalty = |name: &str| Ok(fields.number(name, -2.0..=2.0)?.unwrap_or(0.0));
     Ok(SamplingParams {
         temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(0.8),
-        top_k: fields.whole("top_k", 0..=u64::from(u32::MAX))?.unwrap_or(40) as u32,
+        top_k: fields.whole_or("top_k", 0..=u64::from(u32::MAX), 0)?.unwrap_or(40) as u32,
         top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(0.95),
         min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.05),
         penalty_repeat: fields.number("repeat_penalty", 0.01..=100.0)?.unwrap_or(1.0),
         penalty_freq: penalty("frequency_penalty")?,
         penalty_present: penalty("presence_penalty")?,
-        penalty_last_n: fields.whole("repeat_last_n", 0..=1 << 20)?.unwrap_or(64) as u32,
-        seed: fields.whole("seed", 0..=u64::MAX)?.unwrap_or(seed),
+        penalty_last_n: fields.whole_or("repeat_last_n", 0..=MAX_LAST, MAX_LAST)?.unwrap_or(64) as u32,
+        seed: fields.whole_or("seed", 0..=u64::MAX, RANDOM)?.filter(|&given| given != RANDOM).unwrap_or(seed),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         logit_bias: logit_bias(fields)?,
         grammar: fields.text("grammar")?.filter(|text| !text.is_empty()).map(Arc::from),
@@ -296,6 +301,17 @@ mod tests {
         assert_eq!(sampling, want);
     }
 
+    // Symptom: what clients of llama-server send for "no limit" and "any seed" was refused.
+    #[test]
+    fn minus_one_is_no_limit_and_no_seed() {
+        for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
+            assert_eq!(read(&json!({ name: -1 })).expect("valid").max_tokens, None, "{name}");
+        }
+        let open = read(&json!({"seed": -1, "top_k": -1, "repeat_last_n": -1})).expect("valid").sampling;
+        assert_eq!((open.seed, open.top_k, open.penalty_last_n), (7, 0, 1 << 20));
+        assert_eq!(read(&json!({"seed": u32::MAX})).expect("valid").sampling.seed, 7);
+    }
+
     #[test]
     fn another_policy_is_read_and_the_servers_own_is_none() {
         let policy = |name: &str| read(&json!({"eldr": {"policy": name}})).expect("a policy").policy;
@@ -317,7 +333,9 @@ mod tests {
             (json!({"n": 5}), "n"),
             (json!({"n": 0}), "n"),
             (json!({"max_tokens": 0}), "max_tokens"),
-            (json!({"max_tokens": -1}), "max_tokens"),
+            (json!({"max_tokens": -2}), "max_tokens"),
+            (json!({"n_predict": -1.5}), "n_predict"),
+            (json!({"seed": -2}), "seed"),
             (json!({"seed": 1.5}), "seed"),
             (json!({"stop": ["a", 1]}), "stop[1]"),
             (json!({"stop": 3}), "stop"),

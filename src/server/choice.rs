@@ -7,13 +7,13 @@ use tokio::{
 };
 
 use crate::{
-    engine::{StreamEvent, TokenStream},
+    engine::{StopFilter, StreamEvent, TokenStream},
     route::PolicyKind,
     schedule::SubmitParams,
     types::{FinishReason, Request, Token, TokenLogprobs},
 };
 
-use super::{app::App, ask::Ask, error::ApiError, ledger::Entry, stop::StopFilter};
+use super::{app::App, ask::Ask, error::ApiError, ledger::Entry};
 
 /// One answer to one prompt, under way. Dropping it ends the request on its worker.
 pub(super) struct Choice {

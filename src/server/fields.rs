@@ -82,6 +82,17 @@ impl<'a> Fields<'a> {
         whole(value, &path, range).map(Some)
     }
 
+    /// As [`Fields::whole`], and -1, which llama-server's clients send for what is not limited, is `open`.
+    pub fn whole_or(&self, name: &str, range: RangeInclusive<u64>, open: u64) -> Result<Option<u64>, ApiError> {
+        if self.get(name).and_then(Value::as_f64) == Some(-1.0) {
+            return Ok(Some(open));
+        }
+        self.whole(name, range).map_err(|mut error| {
+            error.message.push_str(", or -1");
+            error
+        })
+    }
+
     fn read<T>(&self, name: &str, want: &str, get: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         get(value).map(Some).ok_or_else(|| wrong_kind(&self.path(name), want, value))
@@ -128,6 +139,11 @@ mod tests {
         assert_eq!(a.text("b"), Ok(Some("x")));
         assert_eq!(a.text("nothing"), Ok(None));
         assert_eq!(a.whole("n", 0..=9), Ok(Some(3)));
+        let open = json!({"n": -1, "m": -1.0, "k": -2});
+        let open = Fields::of(&open, "").expect("an object");
+        assert_eq!((open.whole_or("n", 1..=9, 7), open.whole_or("m", 1..=9, 7)), (Ok(Some(7)), Ok(Some(7))));
+        let error = open.whole_or("k", 1..=9, 7).expect_err("below -1");
+        assert_eq!(error.message, "k is -2; it must be a whole number from 1 to 9, or -1");
         for (error, want) in [
             (a.flag("b").err(), "a.b must be true or false, not a string"),
             (a.whole("big", 0..=9).err(), "a.big is 99; it must be a whole number from 0 to 9"),

@@ -1,7 +1,5 @@
-use super::{
-    output::{Call, Delta},
-    stop::StopFilter,
-};
+use super::output::{Call, Delta};
+use crate::engine::StopFilter;
 
 /// Marks of the format, by their place in this list.
 const MARKS: [&str; 6] = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];

@@ -186,6 +186,29 @@ impl Entry {
         rest.last.zip(rest.first).map_or(Duration::ZERO, |(last, first)| last.saturating_sub(first))
     }
 
+    /// Its tokens and milliseconds, in llama-server's words. The prompt's time is that to the first token, so a wait in the
+    /// queue is in it.
+    pub fn timings(&self) -> Value {
+        let cached = self.cached_tokens().unwrap_or(0).min(self.prompt_tokens);
+        let (prompt, predicted) = (self.prompt_tokens - cached, self.n_generated());
+        let [prompt_ms, predicted_ms] =
+            [self.ttft().unwrap_or_default(), self.decoding()].map(|time| time.as_secs_f64() * 1e3);
+        // The first token comes with the prompt.
+        let [n_prompt, n_steps] = [prompt, predicted.saturating_sub(1)].map(f64::from);
+        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        json!({
+            "cache_n": cached,
+            "prompt_n": prompt,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": ratio(prompt_ms, n_prompt),
+            "prompt_per_second": ratio(1e3 * n_prompt, prompt_ms),
+            "predicted_n": predicted,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": ratio(predicted_ms, n_steps),
+            "predicted_per_second": ratio(1e3 * n_steps, predicted_ms),
+        })
+    }
+
     /// What happened to it, as far as it got. Without any of its text.
     pub fn to_json(&self) -> Value {
         let arrived = self.arrived.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

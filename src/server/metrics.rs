@@ -26,6 +26,7 @@ type Seconds = Counter<f64, AtomicU64>;
 type Outcome = [(&'static str, String); 3];
 type Worker = [(&'static str, String); 1];
 type Why = [(&'static str, &'static str); 1];
+type Unlabelled = [(&'static str, &'static str); 0];
 
 /// What the server measures, under eldr's names and, for the basics, llama-server's.
 pub(super) struct Metrics {
@@ -51,6 +52,7 @@ struct Sampled {
     queued: Gauge,
     retried: Counter,
     lost: Counter,
+    migrated: Counter,
     cached: Counter,
     held: Gauge,
     blocks: Family<Why, Counter>,
@@ -70,7 +72,9 @@ struct Sampled {
     disk: Family<Why, Counter>,
     given_back: Family<Why, Counter>,
     /// Without an entry until a step was observed.
-    experts: Family<[(&'static str, &'static str); 0], Real>,
+    experts: Family<Unlabelled, Real>,
+    /// Likewise.
+    step_time_error: Family<Unlabelled, Real>,
     route: Taken,
     handoff: Taken,
     slots: Family<Worker, Gauge>,
@@ -144,6 +148,7 @@ impl Metrics {
         r.register("eldr_queue_depth", "Choices waiting for a prefill worker", s.queued.clone());
         r.register("eldr_retries", "Requests prefilled again after a worker gave them back", s.retried.clone());
         r.register("eldr_workers_lost", "Workers lost since the start", s.lost.clone());
+        r.register("eldr_migrations", "Running sequences moved to another decode worker", s.migrated.clone());
         r.register("eldr_cached_tokens", "Prompt tokens that were not computed again", s.cached.clone());
         r.register("eldr_cache_held_tokens", "Tokens kept for prompts to come", s.held.clone());
         r.register("eldr_cache_blocks", "Blocks of prompts that were there, or not, by outcome", s.blocks.clone());
@@ -174,6 +179,11 @@ impl Metrics {
             "eldr_experts_distinct",
             "Distinct experts a layer and decode step, where counted",
             s.experts.clone(),
+        );
+        r.register(
+            "eldr_step_time_error_ratio",
+            "Mean relative error of the decode steps' times as the policy predicts them, once it does",
+            s.step_time_error.clone(),
         );
         r.register("eldr_route_seconds", "Time the policy took to choose a decode worker", s.route.clone());
         r.register(
@@ -258,6 +268,7 @@ impl Metrics {
         s.output_rate.set(rate(&self.output_tokens, &self.output_seconds));
         s.retried.inner().store(stats.dispatch.n_retried, Ordering::Relaxed);
         s.lost.inner().store(stats.dispatch.n_workers_lost, Ordering::Relaxed);
+        s.migrated.inner().store(stats.dispatch.n_migrated, Ordering::Relaxed);
         s.cached.inner().store(stats.cache.n_cached_tokens, Ordering::Relaxed);
         s.held.set(i64::try_from(stats.cache.n_held_tokens).unwrap_or(i64::MAX));
         let set = |counter: &Counter, n: u64| counter.inner().store(n, Ordering::Relaxed);
@@ -294,6 +305,9 @@ impl Metrics {
         set(&s.given_back.get_or_create(&[("reason", "not_run")]), stats.n_given_back.not_run);
         if let Some(reads) = stats.refit.as_ref().and_then(|refit| refit.reads) {
             s.experts.get_or_create(&[]).set(reads.distinct);
+        }
+        if let Some(error) = stats.step_time_error {
+            s.step_time_error.get_or_create(&[]).set(error);
         }
         *s.route.0.lock() = stats.route_times;
         *s.handoff.0.lock() = stats.handoff_times;

@@ -1,4 +1,5 @@
-use super::{output::Delta, stop::StopFilter};
+use super::output::Delta;
+use crate::engine::StopFilter;
 
 const OPEN: &str = "<think>";
 /// The line breaks in front of the tag are not part of the thinking.

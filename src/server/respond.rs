@@ -82,8 +82,8 @@ impl Answer {
         for (whole, reading) in wholes.iter_mut().zip(&self.choices) {
             whole.route = self.explain.then(|| reading.entry.to_json());
         }
-        let usage = self.usage();
-        Ok(Json(self.shape.whole(wholes, &usage, self.app.tokenizer().as_ref())).into_response())
+        let (usage, timings) = (self.usage(), self.timings());
+        Ok(Json(self.shape.whole(wholes, &usage, &timings, self.app.tokenizer().as_ref())).into_response())
     }
 
     /// Server-sent events: a chunk for each part as it comes, the usage if asked for, and `[DONE]`.
@@ -112,6 +112,11 @@ impl Answer {
         usage
     }
 
+    /// Of the first choice, as llama-server has it.
+    fn timings(&self) -> Value {
+        self.choices.first().map(|reading| reading.entry.timings()).unwrap_or_default()
+    }
+
     fn n_prompts(&self) -> usize {
         self.choices.iter().filter(|reading| reading.output.opens_prompt).count()
     }
@@ -135,7 +140,7 @@ impl Answer {
                 let mut chunks: Vec<Value> =
                     deltas.iter().map(|delta| self.shape.delta(index, delta, &Value::Null)).collect();
                 let route = self.explain.then(|| entry.to_json());
-                chunks.push(self.shape.ending(index, finish_name(finish, output), route));
+                chunks.push(self.shape.ending(index, finish_name(finish, output), entry.timings(), route));
                 chunks
             }
             Piece::Failed(error) => return Err(error),
@@ -170,7 +175,7 @@ impl Talk {
                     Err(error) => self.end(&error.to_json()),
                 },
                 None if self.include_usage => {
-                    let usage = self.answer.shape.usage(self.answer.usage());
+                    let usage = self.answer.shape.usage(self.answer.usage(), self.answer.timings());
                     self.end(&usage);
                 }
                 None => self.close(),

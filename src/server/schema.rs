@@ -1,11 +1,16 @@
+mod kinds;
+#[cfg(test)]
+mod matcher;
+mod number;
 mod parts;
+mod span;
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use self::parts::{bounds, literal, repeat};
-use super::{error::ApiError, fields::wrong_kind, span};
+use self::parts::{is_of, literal, texts};
+use super::{error::ApiError, fields::wrong_kind};
 
 /// Schemas inside schemas at most, and bytes of the grammar they make.
 const MAX_DEPTH: usize = 48;
@@ -51,8 +56,9 @@ pub(super) fn json_object() -> String {
 /// The grammar of the JSON texts that `schema`, found at `path`, allows; properties come in the schema's order.
 ///
 /// It knows `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `minItems`, `maxItems`,
-/// `minLength`, `maxLength`, bounds of integers, `anyOf`, `oneOf`, `allOf` of one, and `$ref` into the schema. Anything else that could make
-/// a text invalid is refused, by its path.
+/// `minLength`, `maxLength`, bounds of integers and numbers (which are then written without an exponent), `anyOf`, `oneOf`
+/// (which may be several, as in `anyOf`), `allOf` of one, and `$ref` into the schema. Anything else that could make a text
+/// invalid is refused, by its path.
 pub(super) fn json_schema(schema: &Value, path: &str) -> Result<String, ApiError> {
     let mut writer = Writer::new(schema, path);
     let root = writer.schema(schema, path, 0)?;
@@ -170,17 +176,10 @@ impl<'a> Writer<'a> {
             only(&["$ref"])?;
             return self.reference(target, &format!("{path}.$ref"), depth);
         }
-        if let Some(value) = map.get("const") {
-            only(&["const", "type"])?;
-            return Ok(literal(&value.to_string()));
-        }
-        if let Some(values) = map.get("enum") {
-            only(&["enum", "type"])?;
-            let path = format!("{path}.enum");
-            let values = values.as_array().filter(|values| !values.is_empty());
-            let values = values.ok_or_else(|| ApiError::invalid(&path, format!("{path} must be a list of values")))?;
-            let values: Vec<String> = values.iter().map(|value| literal(&value.to_string())).collect();
-            return self.rule(&values.join(" | "));
+        for key in ["const", "enum"] {
+            let Some(value) = map.get(key) else { continue };
+            only(&[key, "type"])?;
+            return self.values(key, value, &texts(map, "type", path)?, path);
         }
         for key in ["anyOf", "oneOf", "allOf"] {
             if let Some(choices) = map.get(key) {
@@ -189,21 +188,14 @@ impl<'a> Writer<'a> {
             }
         }
         let kinds: Vec<&str> = match map.get("type") {
-            Some(Value::String(kind)) => vec![kind],
-            Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
+            Some(_) => texts(map, "type", path)?,
             None if map.contains_key("properties") => vec!["object"],
             None if map.contains_key("items") => vec!["array"],
             None => {
                 only(&[])?;
                 return Ok("value".to_owned());
             }
-            Some(other) => return Err(wrong_kind(&format!("{path}.type"), "a string", other)),
         };
-        if kinds.contains(&"number") {
-            // Which numbers with fractions lie between two others is more than a grammar should tell.
-            let bound = span::NAMES.iter().find(|name| map.contains_key(**name));
-            bound.map_or(Ok(()), |_| only(&["type"]))?;
-        }
         only(&[
             "minimum",
             "maximum",
@@ -228,97 +220,21 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn kind(&mut self, kind: &str, map: &Map<String, Value>, path: &str, depth: usize) -> Result<String, ApiError> {
-        let begins = self.begins.take();
-        let rule = self.behind_bracket(kind, map, path, depth);
-        self.begins = begins;
-        rule
-    }
-
-    /// What can hold other schemas writes a bracket in front of them.
-    fn behind_bracket(
-        &mut self,
-        kind: &str,
-        map: &Map<String, Value>,
-        path: &str,
-        depth: usize,
-    ) -> Result<String, ApiError> {
-        match kind {
-            "object" => self.object(map, path, depth),
-            "array" => {
-                let items = match map.get("items") {
-                    Some(items) => self.schema(items, &format!("{path}.items"), depth + 1)?,
-                    None => "value".to_owned(),
-                };
-                let (least, most) = bounds(map, ["minItems", "maxItems"], path)?;
-                let rest = |least: u64, most: Option<u64>| repeat(&format!("(ws \",\" ws {items})"), least, most);
-                let body = match (least, most) {
-                    (_, Some(0)) => String::new(),
-                    (0, most) => format!("({items} {})?", rest(0, most.map(|most| most - 1))),
-                    (least, most) => format!("{items} {}", rest(least - 1, most.map(|most| most - 1))),
-                };
-                self.rule(&format!("\"[\" ws {body} ws \"]\""))
-            }
-            "string" => match bounds(map, ["minLength", "maxLength"], path)? {
-                (0, None) => Ok("string".to_owned()),
-                (least, most) => self.rule(&format!("\"\\\"\" {} \"\\\"\"", repeat("char", least, most))),
-            },
-            "integer" => match span::of_schema(map, path)? {
-                Some((low, high)) => self.rule(&span::span(low, high)),
-                None => Ok(kind.to_owned()),
-            },
-            "number" | "boolean" | "null" => Ok(kind.to_owned()),
-            _ => {
-                let path = format!("{path}.type");
-                Err(ApiError::invalid(&path, format!("{path} is {kind:?}, which is not a type of JSON schema")))
-            }
-        }
-    }
-
-    fn object(&mut self, map: &Map<String, Value>, path: &str, depth: usize) -> Result<String, ApiError> {
-        let none = Map::new();
-        let properties = match map.get("properties") {
-            None => &none,
-            Some(Value::Object(properties)) => properties,
-            Some(other) => return Err(wrong_kind(&format!("{path}.properties"), "an object", other)),
+    /// The values that `key` lists, of which those of another type than the schema's are no answers.
+    fn values(&mut self, key: &str, value: &Value, kinds: &[&str], path: &str) -> Result<String, ApiError> {
+        let path = format!("{path}.{key}");
+        let values = match value {
+            Value::Array(values) if key == "enum" => values.as_slice(),
+            _ if key == "enum" => return Err(wrong_kind(&path, "a list of values", value)),
+            one => std::slice::from_ref(one),
         };
-        let required: Vec<&str> =
-            map.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-        if let Some(name) = required.iter().find(|name| !properties.contains_key(**name)) {
-            let path = format!("{path}.required");
-            return Err(ApiError::invalid(&path, format!("{path} names {name:?}, which is not among the properties")));
+        let values = values.iter().filter(|value| kinds.is_empty() || kinds.iter().any(|kind| is_of(value, kind)));
+        let values: Vec<String> = values.map(|value| literal(&value.to_string())).collect();
+        match values.len() {
+            0 => Err(ApiError::invalid(&path, format!("{path} has no value of the schema's type"))),
+            1 if key == "const" => Ok(values[0].clone()),
+            _ => self.rule(&values.join(" | ")),
         }
-        if properties.is_empty() {
-            return match map.get("additionalProperties") {
-                Some(Value::Bool(false)) => Ok("\"{\" ws \"}\"".to_owned()),
-                None | Some(Value::Bool(true)) => Ok("object".to_owned()),
-                Some(schema) => {
-                    let value = self.schema(schema, &format!("{path}.additionalProperties"), depth + 1)?;
-                    let pair = self.rule(&format!("string ws \":\" ws {value}"))?;
-                    self.rule(&format!("\"{{\" ws ({pair} (ws \",\" ws {pair})*)? ws \"}}\""))
-                }
-            };
-        }
-        let mut pairs = Vec::with_capacity(properties.len());
-        for (name, schema) in properties {
-            let value = self.schema(schema, &format!("{path}.properties.{name}"), depth + 1)?;
-            let key = literal(&Value::from(name.as_str()).to_string());
-            pairs.push((self.rule(&format!("{key} ws \":\" ws {value}"))?, required.contains(&name.as_str())));
-        }
-        // What may follow pair i, from the last to the first.
-        let mut tails = vec![String::new(); pairs.len()];
-        for at in (0..pairs.len() - 1).rev() {
-            let (pair, is_required) = &pairs[at + 1];
-            let mark = if *is_required { "" } else { "?" };
-            let body = format!("(ws \",\" ws {pair}){mark} {}", tails[at + 1]);
-            tails[at] = self.rule(&body)?;
-        }
-        // The first pair is any of those up to the first that must be there.
-        let first_required = pairs.iter().position(|(_, is_required)| *is_required);
-        let n_starts = first_required.map_or(pairs.len(), |at| at + 1);
-        let starts: Vec<String> = (0..n_starts).map(|at| format!("{} {}", pairs[at].0, tails[at])).collect();
-        let mark = if first_required.is_some() { "" } else { "?" };
-        self.rule(&format!("\"{{\" ws ({}){mark} ws \"}}\"", starts.join(" | ")))
     }
 
     fn choices(&mut self, choices: &Value, key: &str, path: &str, depth: usize) -> Result<String, ApiError> {
@@ -408,6 +324,8 @@ mod tests {
             rules(&json!({"type": "string", "maxLength": 4})),
             "root ::= r0\nr0 ::= \"\\\"\" char{0,4} \"\\\"\"\n"
         );
+        assert_eq!(rules(&json!({"type": "string", "enum": [1, "a"]})), "root ::= r0\nr0 ::= \"\\\"a\\\"\"\n");
+        assert_eq!(rules(&json!({"type": "integer", "const": 1.0})), "root ::= \"1.0\"\n");
         assert_eq!(rules(&json!({"type": ["string", "null"]})), "root ::= r0\nr0 ::= string | null\n");
     }
 
@@ -476,7 +394,16 @@ mod tests {
             (json!({"type": "date"}), "schema.type"),
             (json!({"type": []}), "schema.type"),
             (json!({"type": "string", "pattern": "a+"}), "schema.pattern"),
-            (json!({"properties": {"x": {"minimum": 3, "type": "number"}}}), "schema.properties.x.minimum"),
+            (json!({"properties": {"x": {"minimum": 3}}}), "schema.properties.x.minimum"),
+            (json!({"type": "number", "minimum": 3, "maximum": 2.5}), "schema.maximum"),
+            (json!({"type": "integer", "minimum": 1e300}), "schema.minimum"),
+            // Symptom: these were as good as not there.
+            (json!({"properties": {"x": {}}, "required": "x"}), "schema.required"),
+            (json!({"properties": {"x": {}}, "required": [1]}), "schema.required[0]"),
+            (json!({"properties": {"x": {}}, "additionalProperties": 1}), "schema.additionalProperties"),
+            (json!({"type": ["string", 1]}), "schema.type[1]"),
+            (json!({"type": "string", "enum": [1, 2]}), "schema.enum"),
+            (json!({"type": "string", "const": 1}), "schema.const"),
             (json!({"type": "integer", "minimum": "a"}), "schema.minimum"),
             (json!({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}), "schema.exclusiveMaximum"),
             (json!({"properties": {}, "required": ["x"]}), "schema.required"),

@@ -66,12 +66,13 @@ impl Shape {
         self.chunk(&json!([choice]))
     }
 
-    /// The chunk that ends a choice.
-    pub fn ending(&self, index: usize, finish: &str, route: Option<Value>) -> Value {
+    /// The chunk that ends a choice, with how long that took.
+    pub fn ending(&self, index: usize, finish: &str, timings: Value, route: Option<Value>) -> Value {
         let mut chunk = self.chunk(&match self.kind {
             Kind::Completion => json!([{ "index": index, "text": "", "logprobs": null, "finish_reason": finish }]),
             Kind::Chat => json!([{ "index": index, "delta": {}, "logprobs": null, "finish_reason": finish }]),
         });
+        chunk["timings"] = timings;
         if let Some(route) = route {
             chunk["eldr"] = route;
         }
@@ -79,14 +80,15 @@ impl Shape {
     }
 
     /// The chunk behind all others for clients that asked for it.
-    pub fn usage(&self, usage: Value) -> Value {
+    pub fn usage(&self, usage: Value, timings: Value) -> Value {
         let mut chunk = self.chunk(&json!([]));
         chunk["usage"] = usage;
+        chunk["timings"] = timings;
         chunk
     }
 
     /// The answer of a request that is not streamed.
-    pub fn whole(&self, choices: Vec<Whole>, usage: &Value, tokenizer: &dyn Tokenizer) -> Value {
+    pub fn whole(&self, choices: Vec<Whole>, usage: &Value, timings: &Value, tokenizer: &dyn Tokenizer) -> Value {
         let mut routes = Vec::new();
         let choices: Vec<Value> = choices
             .into_iter()
@@ -109,6 +111,7 @@ impl Shape {
         let mut answer = json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model,
             "system_fingerprint": FINGERPRINT, "choices": choices, "usage": usage,
+            "timings": timings,
         });
         if !routes.is_empty() {
             answer["eldr"] = routes.into();

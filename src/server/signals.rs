@@ -49,7 +49,7 @@ pub(super) fn reload_on_hangup(reload: Option<Reload>) -> io::Result<()> {
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
             let Some(reload) = reload.clone() else {
-                log::warn!("SIGHUP: there is nothing to read again");
+                log::warn!("SIGHUP: there is nothing to read again: the server was started without a calibration");
                 continue;
             };
             match tokio::task::spawn_blocking(move || reload()).await {

@@ -1,9 +1,7 @@
 use serde_json::{Map, Value};
 
-use super::{
-    output::{Call, Delta},
-    stop::StopFilter,
-};
+use super::output::{Call, Delta};
+use crate::engine::StopFilter;
 
 /// How a family of models writes function calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use crate::{
     rng::Rng,
     route::RoutePolicy,
     schedule::{
-        Command, DecodeWorker, DispatchLimits, Dispatcher, Handoff, Job, ModelRunner, Outcome, Source, WorkerEvent,
+        Command, DecodeWorker, DispatchLimits, Dispatcher, Handoff, Job, ModelRunner, Outcome, Source, StepPicks,
+        WorkerEvent,
     },
     sim::{
         Arrivals, ReplayParams, ReplayReport, ReplaySet, SimError, meter::Meter, order::Draws, runner::ReplayRunner,
@@ -123,6 +124,8 @@ struct Worker<'a> {
     runner: ReplayRunner<'a>,
     /// The step that is running, and what it will report.
     step: Option<Step>,
+    /// What its sequences picked, where it is tapped.
+    picked: Option<(Vec<RequestId>, StepPicks)>,
     events: Vec<WorkerEvent>,
 }
 
@@ -185,10 +188,11 @@ impl<'a> Run<'a> {
         calibration: Option<Arc<Calibration>>,
     ) -> Self {
         let limits = DispatchLimits { max_queue: usize::MAX, max_prefill: usize::MAX, ..params.limits };
+        let tap_every = policy.feedback();
         let worker = |&n_slots: &u32| {
-            let runner = ReplayRunner::new(set, n_slots);
+            let runner = ReplayRunner::new(set, n_slots, tap_every);
             let scheduler = DecodeWorker::new(runner.info(), 1, &[]);
-            Worker { scheduler, runner, step: None, events: Vec::new() }
+            Worker { scheduler, runner, step: None, picked: None, events: Vec::new() }
         };
         let gaps = match params.arrivals {
             Arrivals::Closed { .. } => None,
@@ -311,12 +315,17 @@ impl<'a> Run<'a> {
         if step.is_pure {
             self.dispatcher.stepped(WorkerId(index as u32), step.n_batch, Duration::from_secs_f64(step.time));
         }
+        if let Some((requests, picks)) = worker.picked.take() {
+            self.dispatcher.picked(WorkerId(index as u32), &requests, &picks);
+        }
         for event in worker.events.drain(..) {
             // Tokens only count there, for requests that are cancelled; here none is.
             if !matches!(event, WorkerEvent::Token { .. }) {
                 self.dispatcher.on_event(Source::Decode(WorkerId(index as u32)), event, &mut self.commands);
             }
         }
+        // A replay takes sequences in at no cost.
+        self.dispatcher.rebalance(Duration::ZERO, &mut self.commands);
         self.woken.push(index);
     }
 
@@ -328,8 +337,14 @@ impl<'a> Run<'a> {
                     Command::Prefill(_, job) => self.at(self.now + self.params.prefill, Happening::Prefilled(job)),
                     Command::Decode(worker, handoff, _) => {
                         let live = self.live.get_mut(&handoff.job.id).expect("a request of this run");
-                        live.measured = self.meter.admitted(self.now - live.first_token);
+                        if handoff.job.n_moves == 0 {
+                            live.measured = self.meter.admitted(self.now - live.first_token);
+                        }
                         self.workers[worker.index()].scheduler.admit(handoff);
+                        self.woken.push(worker.index());
+                    }
+                    Command::Migrate(worker, id) => {
+                        self.workers[worker.index()].scheduler.migrate(id);
                         self.woken.push(worker.index());
                     }
                     Command::End(id, outcome) => self.end(id, &outcome),
@@ -365,6 +380,7 @@ impl<'a> Run<'a> {
             }
             let step = worker.scheduler.step(&mut worker.runner, &mut worker.events);
             let (n_batch, is_pure) = (step.requests.len() as u32, step.n_decoded_alone().is_some());
+            worker.picked = (!step.picks.is_empty()).then(|| (step.requests.clone(), step.picks.clone()));
             let n_distinct = worker.runner.n_distinct();
             let time = self.params.cost.step(n_distinct, n_batch);
             worker.step = Some(Step { n_distinct, n_batch, time, is_pure });

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::{
-    schedule::SeqState,
+    schedule::{SeqState, StepPicks},
     signature::ExpertCounts,
     trace::{Trace, TraceHeader, TraceRequest},
     types::{Request, SamplingParams},
@@ -16,6 +16,7 @@ use crate::{
 #[derive(Debug)]
 pub struct ReplaySet {
     n_layer: usize,
+    n_expert_used: usize,
     /// Words a step: those of one layer after another.
     n_words: usize,
     requests: Vec<Recorded>,
@@ -46,7 +47,8 @@ impl ReplaySet {
             masks: masks(recorded, header, words_layer),
         };
         let requests = trace.requests.par_iter().enumerate().map(record).collect();
-        Self { n_layer, n_words: n_layer * words_layer, requests }
+        let n_expert_used = header.shape.n_expert_used as usize;
+        Self { n_layer, n_expert_used, n_words: n_layer * words_layer, requests }
     }
 
     /// Requests.
@@ -75,6 +77,23 @@ impl ReplaySet {
     /// What step `step` of a request picked.
     pub(super) fn mask(&self, index: usize, step: usize) -> &[u64] {
         &self.requests[index].masks[step * self.n_words..][..self.n_words]
+    }
+
+    /// The same as the picks of a step, of which each item is a request and its own step.
+    pub(super) fn fill(&self, items: impl ExactSizeIterator<Item = (usize, usize)>, picks: &mut StepPicks) {
+        picks.reset(items.len(), self.n_layer, self.n_expert_used);
+        let words_layer = self.n_words / self.n_layer.max(1);
+        let mut experts = Vec::with_capacity(self.n_expert_used);
+        for (item, (index, step)) in items.enumerate() {
+            for (layer, words) in self.mask(index, step).chunks_exact(words_layer.max(1)).enumerate() {
+                let is_picked = |expert: &u32| words[*expert as usize / 64] >> (expert % 64) & 1 == 1;
+                experts.clear();
+                experts.extend((0..64 * words_layer as u32).filter(is_picked));
+                // One that is recorded twice was picked twice.
+                experts.resize(self.n_expert_used, experts[0]);
+                picks.set(item, layer, &experts);
+            }
+        }
     }
 }
 
@@ -123,6 +142,9 @@ mod tests {
         assert_eq!((set.n_requests(), set.n_layer(), set.n_words(), set.n_steps(0)), (1, 2, 6, 2));
         assert_eq!(set.mask(0, 0), [1, 0, 2, 1 << 63, 1, 0]);
         assert_eq!(set.mask(0, 1), [32, 0, 0, 2, 0, 1]);
+        let mut picks = StepPicks::default();
+        set.fill([(0, 1), (0, 0)].into_iter(), &mut picks);
+        assert_eq!((picks.item(0), picks.item(1)), (&[5, 5, 1, 128][..], &[0, 129, 63, 64][..]));
         let request = &set.get(0).request;
         assert_eq!((request.prompt.len(), request.max_tokens, request.domain.as_deref()), (3, 3, Some("math")));
     }

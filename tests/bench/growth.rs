@@ -46,23 +46,29 @@ fn main() -> Result<(), Box<dyn Error>> {
             rows.push(row(what, by, n, us));
         }
     };
-    add("locality_band", "workers", &[8, 32, 128, 512, 2048], &|n| decision(PolicyKind::LocalityBand, n));
-    add("marginal_cost", "workers", &[8, 32, 128, 512], &|n| decision(PolicyKind::MarginalCost, n));
+    let (band, marginal) = (PolicyKind::LocalityBand, PolicyKind::MarginalCost);
+    add("locality_band", "workers", &[8, 32, 128, 512, 2048], &|n| decision(band, n, 12, 64));
+    add("locality_band", "experts", &[16, 32, 64, 128, 256], &|n| decision(band, 16, 12, n));
+    add("locality_band", "layers", &[6, 12, 24, 48, 96], &|n| decision(band, 16, n, 128));
+    add("marginal_cost", "workers", &[8, 32, 128, 512], &|n| decision(marginal, n, 12, 64));
+    add("marginal_cost", "experts", &[16, 32, 64, 128, 256], &|n| decision(marginal, 16, 12, n));
+    add("marginal_cost", "layers", &[6, 12, 24, 48, 96], &|n| decision(marginal, 16, n, 128));
     add("signature", "experts", &[16, 32, 64, 128, 256], &|n| signature(24, n));
     add("signature", "layers", &[6, 12, 24, 48, 96], &|n| signature(n, 128));
     add("ledger", "blocks", &[1_000, 4_000, 16_000, 64_000, 256_000], &ledger);
     add("fit", "requests", &[64, 128, 256, 512], &fitting);
     add("placement", "experts", &[16, 32, 64, 128], &placing);
-    add("simulator", "requests", &[500, 1_000, 2_000, 4_000, 8_000], &|n| simulation(n, 8, 8));
-    add("simulator", "workers", &[8, 16, 32, 64, 128], &|n| simulation(2_000, n, 8));
-    add("simulator", "layers", &[4, 8, 16, 32], &|n| simulation(500, 8, n));
+    add("simulator", "requests", &[500, 1_000, 2_000, 4_000, 8_000], &|n| simulation(n, 8, 8, 64));
+    add("simulator", "workers", &[8, 16, 32, 64, 128], &|n| simulation(2_000, n, 8, 64));
+    add("simulator", "layers", &[4, 8, 16, 32], &|n| simulation(500, 8, n, 64));
+    add("simulator", "experts", &[32, 64, 128, 256], &|n| simulation(500, 8, 8, n));
 
     let notes = vec!["Microseconds of one operation on planted data; the fastest of several runs.".to_owned()];
     let environment = Some(Environment::detect(None, Vec::new()));
     let rows = Rows { version: ROWS_VERSION, environment, notes, rows };
     let table = markdown(&rows);
     println!("{}", &table[table.find("| cost |").unwrap_or(0)..]);
-    assert_eq!(exponents(&rows).len(), 10, "a cost has no exponent");
+    assert_eq!(exponents(&rows).len(), 15, "a cost has no exponent");
     if let Some(path) = value("-o") {
         fs::write(path, rows.to_json())?;
     }
@@ -116,10 +122,11 @@ fn counts(shape: &MoeShape, rng: &mut Rng) -> ExpertCounts {
     counts
 }
 
-fn decision(kind: PolicyKind, n_workers: usize) -> f64 {
+/// Centroids of a third of the layers.
+fn decision(kind: PolicyKind, n_workers: usize, n_layer: usize, n_expert: usize) -> f64 {
     let mut rng = Rng::new(1);
-    let shape = shape(12, 64);
-    let dim = 4 * 64;
+    let shape = shape(n_layer, n_expert);
+    let dim = n_layer / 3 * n_expert;
     let mut unit = || Signature::normalised((0..dim).map(|_| rng.uniform() as f32).collect()).expect("not all zero");
     let signature = unit();
     let flat: Vec<f32> = (0..n_workers).flat_map(|_| unit().as_slice().to_vec()).collect();
@@ -172,7 +179,7 @@ fn ledger(n_blocks: usize) -> f64 {
 }
 
 fn fitting(n_requests: usize) -> f64 {
-    let trace = trace(n_requests, 8);
+    let trace = trace(n_requests, 8, 64);
     let input = CalibrationInput::of_trace(&trace, 0..n_requests);
     once(|| fit(&input, &CalibrationParams::new(8)).expect("fits"))
 }
@@ -187,18 +194,18 @@ fn placing(n_expert: usize) -> f64 {
     once(|| place_layer(&views, n_expert, 8, 1))
 }
 
-/// Requests of four domains, each with a quarter of 64 experts to itself.
-fn trace(n_requests: usize, n_layer: usize) -> Trace {
-    let shape = shape(n_layer, 64);
+/// Requests of four domains, each with a quarter of the experts to itself.
+fn trace(n_requests: usize, n_layer: usize, n_expert: usize) -> Trace {
+    let shape = shape(n_layer, n_expert);
     let (n_prompt, n_steps, n_block) = (64, 32, 32);
     let mut rng = Rng::new(6);
     let request = |at: usize| {
-        let mut pick = || (at % 4 * 16 + rng.below(16)) as u16;
-        let width = n_layer * 64;
+        let mut pick = || (at % 4 * (n_expert / 4) + rng.below(n_expert / 4)) as u16;
+        let width = n_layer * n_expert;
         let mut blocks = vec![0u8; 2 * width];
         for token in 0..n_prompt {
             for pick in (0..n_layer * 4).map(|i| (i / 4, pick())) {
-                blocks[token / n_block * width + pick.0 * 64 + usize::from(pick.1)] += 1;
+                blocks[token / n_block * width + pick.0 * n_expert + usize::from(pick.1)] += 1;
             }
         }
         TraceRequest {
@@ -215,8 +222,8 @@ fn trace(n_requests: usize, n_layer: usize) -> Trace {
     Trace { header: TraceHeader { shape, fingerprint: "planted".into(), n_block: n_block as u32 }, requests }
 }
 
-fn simulation(n_requests: usize, n_workers: usize, n_layer: usize) -> f64 {
-    let trace = trace(256, n_layer);
+fn simulation(n_requests: usize, n_workers: usize, n_layer: usize, n_expert: usize) -> f64 {
+    let trace = trace(256, n_layer, n_expert);
     let set = ReplaySet::new(&trace);
     let served: Vec<usize> = (0..256).collect();
     let cost = DeviceCost {

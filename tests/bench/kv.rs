@@ -97,17 +97,28 @@ fn row_added(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| rows.follow(divan::black_box(&events), Some(&counts)));
 }
 
-/// The counts of a prompt of 4,096 tokens: 128 rows of 24 x 128.
-#[divan::bench]
-fn rows_summed(bencher: Bencher<'_, '_>) {
+/// The counts of a prompt of 4,096 tokens, 128 rows of 24 x 128, after those of another one with which it shares `n_shared`
+/// blocks: what the other has beyond them is subtracted, or all is added anew where that is less.
+#[divan::bench(args = [0, 32, 96, 120])]
+fn rows_summed(bencher: Bencher<'_, '_>, n_shared: usize) {
     let layers: Arc<[u32]> = (0..N_LAYERS).collect();
     let mut rows = SignatureRows::new(&layers, N_EXPERT);
-    let mut ledger = Ledger::new(BLOCK, BlockName::root(["bench"]), 1);
+    let mut ledger = Ledger::new(BLOCK, BlockName::root(["bench"]), 2);
     let end = N_BLOCKS as u32 * BLOCK;
     let counts = ChunkCounts::new(&layers, N_EXPERT, BLOCK, 0, end, 0);
+    let mut prompt = tokens(&mut Rng::new(3), N_BLOCKS);
     let mut events = Vec::new();
-    ledger.append(0, &tokens(&mut Rng::new(3), N_BLOCKS));
-    ledger.take_events(&mut events);
-    rows.follow(&events, Some(&counts));
-    bencher.bench_local(|| rows.sum(divan::black_box(&ledger), 0).expect("counted"));
+    for sequence in 0..2 {
+        prompt.truncate(n_shared * BLOCK as usize);
+        prompt.extend(tokens(&mut Rng::new(4 + sequence as u64), N_BLOCKS - prompt.len() / BLOCK as usize));
+        ledger.append(sequence, &prompt);
+        ledger.take_events(&mut events);
+        rows.follow(&events, Some(&counts));
+        events.clear();
+    }
+    let mut sequence = 0;
+    bencher.bench_local(|| {
+        sequence = 1 - sequence;
+        rows.sum(divan::black_box(&ledger), sequence).expect("counted")
+    });
 }

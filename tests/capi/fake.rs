@@ -2,12 +2,12 @@
 #![expect(unsafe_code, reason = "the functions are C's")]
 
 use std::{
-    ffi::{CStr, c_void},
+    ffi::{CStr, CString, c_char, c_void},
     mem::MaybeUninit,
     ptr,
     sync::{
         Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
 
@@ -101,6 +101,36 @@ fn a_cancelled_request_ends_while_another_thread_waits_for_it() {
     assert_eq!(eldr_engine_free(engine), Status::Ok);
 }
 
+#[test]
+fn a_stop_string_ends_the_text_and_no_part_of_it_is_told() {
+    let engine = export_engine(engine());
+    let whole: String = expected(50).iter().map(|&token| String::from_utf8(Letters.piece(token)).unwrap()).collect();
+    let read = |stop: &[*const c_char]| {
+        let params = RequestParams { stop: stop.as_ptr(), n_stop: stop.len(), ..params(50) };
+        let request = submit(engine, &params)?;
+        let mut told = String::new();
+        let end = loop {
+            let event = next(request, -1).unwrap();
+            told += &text(&event);
+            if event.kind == EventKind::End {
+                break event.finish;
+            }
+        };
+        assert_eq!((next(request, 0).unwrap_err(), eldr_request_free(request)), (Status::End, Status::Ok));
+        Ok::<_, Status>((told, end))
+    };
+    let stop = CString::new(&whole[20..23]).unwrap();
+    let want = whole[..whole.find(&whole[20..23]).unwrap()].to_owned();
+    assert_eq!(read(&[c"never there".as_ptr(), stop.as_ptr()]), Ok((want, Finish::Stop)));
+    // What might have become one is told at the end.
+    let held = CString::new(format!("{}#", &whole[40..50])).unwrap();
+    assert_eq!(read(&[held.as_ptr()]), Ok((whole, Finish::Length)));
+    assert_eq!(read(&[c"".as_ptr()]), Err(Status::Argument));
+    assert_eq!(read(&[c"a".as_ptr(), ptr::null()]), Err(Status::Null));
+    assert_eq!(read(&[c"\xff".as_ptr()]), Err(Status::Utf8));
+    assert_eq!(eldr_engine_free(engine), Status::Ok);
+}
+
 /// What a callback has seen, and what it is to do at its third token.
 #[derive(Default)]
 struct Seen {
@@ -190,4 +220,60 @@ fn refusals_are_statuses_with_a_sentence() {
     assert_eq!(refused(params(1)), Status::Draining);
     assert_eq!(eldr_engine_free(engine), Status::Ok);
     assert_eq!(refused(params(1)), Status::Handle);
+}
+
+/// One of two callbacks that free each other's requests.
+struct Rival {
+    other: AtomicUsize,
+    is_called: AtomicBool,
+    status: Mutex<Option<Status>>,
+}
+
+static RIVALS: [Rival; 2] = [Rival::new(), Rival::new()];
+
+impl Rival {
+    const fn new() -> Self {
+        Self { other: AtomicUsize::new(0), is_called: AtomicBool::new(false), status: Mutex::new(None) }
+    }
+}
+
+unsafe extern "C" fn frees_the_other(_: *mut RequestHandle, _: *const Event, user: *mut c_void) -> bool {
+    let rival = &RIVALS[user.addr()];
+    rival.is_called.store(true, Ordering::SeqCst);
+    // Both are in their callbacks, and know each other, before either frees.
+    while RIVALS.iter().any(|rival| !rival.is_called.load(Ordering::SeqCst) || rival.other.load(Ordering::SeqCst) == 0)
+    {
+        std::thread::yield_now();
+    }
+    let status = eldr_request_free(ptr::without_provenance_mut(rival.other.load(Ordering::SeqCst)));
+    *rival.status.lock().unwrap() = Some(status);
+    true
+}
+
+// Symptom: they waited for each other for ever.
+#[test]
+fn of_two_callbacks_that_free_each_others_requests_one_does_not_wait() {
+    let engine = export_engine(engine());
+    let requests = [0, 1].map(|user| {
+        let user = ptr::without_provenance_mut(user);
+        submit(engine, &RequestParams { on_event: Some(frees_the_other), user, ..params(60) }).unwrap()
+    });
+    for (rival, other) in RIVALS.iter().zip([requests[1], requests[0]]) {
+        rival.other.store(other.addr(), Ordering::SeqCst);
+    }
+    let statuses = RIVALS.each_ref().map(|rival| {
+        loop {
+            if let Some(status) = *rival.status.lock().unwrap() {
+                return status;
+            }
+            std::thread::yield_now();
+        }
+    });
+    let mut sorted = statuses;
+    sorted.sort_by_key(|status| *status as i32);
+    assert_eq!(sorted, [Status::Ok, Status::Wait]);
+    for request in requests {
+        assert_eq!(eldr_request_free(request), Status::Handle);
+    }
+    assert_eq!(eldr_engine_free(engine), Status::Ok);
 }

@@ -70,11 +70,11 @@ fi
 
 step "misuse of the router"
 # shellcheck disable=SC2046
-"${c[@]}" tests/capi/abuse.c -o "$work/abuse_router" $(linked "$router")
+"${c[@]}" tests/capi/abuse.c tests/capi/abuse_engine.c -o "$work/abuse_router" $(linked "$router")
 "$work/abuse_router"
 checked abuse "$work/abuse_router"
 # shellcheck disable=SC2046
-"${c[@]}" -fsanitize=address,undefined tests/capi/abuse.c -o "$work/abuse_router_asan" $(linked "$router")
+"${c[@]}" -fsanitize=address,undefined tests/capi/abuse.c tests/capi/abuse_engine.c -o "$work/abuse_router_asan" $(linked "$router")
 "$work/abuse_router_asan"
 
 step "a CMake project that finds the package"
@@ -113,12 +113,20 @@ at_most 40 "$(readlink -f "$engine/lib/libeldr.so")"
 
 step "misuse of the engine"
 # shellcheck disable=SC2046
-"${c[@]}" tests/capi/abuse.c -o "$work/abuse_engine" $(linked "$engine")
+"${c[@]}" tests/capi/abuse.c tests/capi/abuse_engine.c -o "$work/abuse_engine" $(linked "$engine")
 "$work/abuse_engine" "$model"
 # shellcheck disable=SC2046
-"${c[@]}" -fsanitize=address,undefined tests/capi/abuse.c -o "$work/abuse_engine_asan" $(linked "$engine")
+"${c[@]}" -fsanitize=address,undefined tests/capi/abuse.c tests/capi/abuse_engine.c -o "$work/abuse_engine_asan" $(linked "$engine")
 "$work/abuse_engine_asan" "$model"
 checked "abuse of the engine" "$work/abuse_engine" "$model"
+
+step "a process that ends with an engine open"
+# shellcheck disable=SC2046
+"${c[@]}" tests/capi/exit.c -o "$work/exit" $(linked "$engine")
+for way in exit return exit return; do
+    "$work/exit" "$model" "$way" || stop "ending by $way: code $?"
+done
+checked "an engine open at the end" "$work/exit" "$model" exit
 
 step "a host with its own contexts sees what the engine sees"
 ELDR_CAPI_DIR=$work cargo test --quiet --release --locked --no-default-features --features llama,capi --test capi -- \

@@ -222,7 +222,7 @@ fn what_can_not_be_calibrated_is_refused_in_a_sentence() {
     // Symptom: which file has too few requests, or such that are all alike, was not said.
     calibrate(&from, "7", &[], &[text(&captured), "6 calibration requests", "7"]);
     calibrate(&from, "2", &["--capacity", "1,2,3"], &["3", "2"]);
-    calibrate(&from, "2", &["--capacity", "1,none"], &["such as 2,1,1"]);
+    calibrate(&from, "2", &["--capacity", "1,none"], &["'none' of it: it must be a whole number"]);
     calibrate(&from, "2", &["--tau", "auto"], &["--counts has no generated tokens to replay"]);
     calibrate(&from, "2", &["--tau", "3"], &["from 0", "to 2"]);
     calibrate(&from, "2", &["--restarts", "20000"], &["20000"]);

@@ -60,6 +60,10 @@ fn a_setting_that_is_wrong_is_named_with_its_place() {
         ("[run]\n\nslots = -1", &["eldr.toml, line 3", "'-1'", "--slots"]),
         ("slots = [1, 2]", &["eldr.toml, line 1", "slots takes one value"]),
         ("slots = 1979-05-27", &["eldr.toml, line 1", "slots is a date"]),
+        // Symptom: a folder named 5 was made.
+        ("\ncache-dir = 5", &["eldr.toml, line 2", "cache-dir is 5, which must be a text: write '5' in quotes"]),
+        ("rpc = ['a:1', 2.5]", &["eldr.toml, line 1", "rpc is 2.5, which must be a text"]),
+        ("[inspect]\ncalibration = true", &["eldr.toml, line 2", "calibration is true, which must be a text"]),
         ("cpu-moe = 'perhaps'", &["eldr.toml, line 1", "'perhaps'", "--cpu-moe"]),
         ("[walk]\nslots = 1", &["eldr.toml, line 1", "unknown table 'walk'", "inspect"]),
         (

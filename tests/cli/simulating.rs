@@ -50,6 +50,56 @@ fn a_simulation_is_the_same_every_time_and_its_rows_can_be_reported() {
 }
 
 #[test]
+fn what_has_no_lines_is_not_drawn_and_says_so() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let rows = dir.path().join("rows.json");
+    let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--workers", "2", "--requests", "40"];
+    run(args.into_iter().chain(["--policies", "round_robin,random", "-o", text(&rows)])).succeeded();
+    let (tables, charts) = (dir.path().join("r.md"), dir.path().join("r.svg"));
+    refused(
+        &["report", text(&rows), "-o", text(&tables), "--svg", text(&charts)],
+        &["r.svg was not written", "to draw"],
+    );
+    assert!(fs::read_to_string(tables).expect("written").contains("| random |"));
+    assert!(!charts.exists());
+}
+
+#[test]
+fn an_ablation_is_a_row_of_its_own() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--workers", "4", "--requests", "60"];
+    let more = ["--clusters", "4", "--policies", "least_loaded,locality_band", "--unbalanced", "--json"];
+    let json = run(args.into_iter().chain(more)).succeeded().json();
+    let rows = json["rows"].as_array().expect("rows");
+    let told: Vec<_> = rows.iter().map(|row| (&row["setting"]["policy"], &row["setting"]["clusters"])).collect();
+    let null = &serde_json::Value::Null;
+    let (band, plain) = (&"locality_band".into(), &"unbalanced".into());
+    assert_eq!(told, [(&"least_loaded".into(), null), (band, null), (band, plain)]);
+    assert_ne!(rows[1]["measured"], rows[2]["measured"]);
+}
+
+// Symptom: a simulation whose requests were all lost printed a table without times and ended well.
+#[test]
+fn a_run_that_serves_nothing_is_no_result() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let rows = dir.path().join("rows.json");
+    let refuses = |scenario: &str, code: i32, wanted: &[&str]| {
+        let file = write(&dir, "lost.toml", scenario);
+        let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--scenario", text(&file)];
+        let done = run(args.into_iter().chain(["--policies", "least_loaded", "-o", text(&rows)]));
+        assert_eq!(done.code, Some(code), "{}", done.err);
+        assert!(wanted.iter().all(|words| done.err.contains(words)), "{}", done.err);
+        assert!(!rows.exists());
+    };
+    let workers = "requests = 40\n[[decode]]\nworkers = 1\n[[event]]\nat = 0.0001\nworker = 0\n";
+    refuses(&format!("{workers}what = \"fail\""), 1, &["least_loaded measured no request", "40 failed"]);
+    refuses(&format!("{workers}what = \"drain\""), 2, &["requests wait and no decode worker takes any"]);
+}
+
+#[test]
 fn a_placement_is_written_and_compared() {
     let dir = folder();
     let (trace, cost) = recorded(&dir);
@@ -82,6 +132,11 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
         ("[mix]\nlaw = 1.0", &["mix.law names a domain", "code, legal, math, medical"]),
         ("[[event]]\nat = 1.0\nworker = 9\nwhat = \"fail\"", &["event 0 is about decode worker 9"]),
         ("[[event]]\nat = 1.0\nwhat = \"explode\"", &["wrong.toml, line 3", "explode"]),
+        // Files that were cut.
+        ("\n", &["scenario", "wrong.toml is empty"]),
+        ("requests = 9\nrate", &["wrong.toml, line 2"]),
+        ("requests = 9\n[[decode]", &["wrong.toml, line 2"]),
+        ("requests = 9\n[[event]]\nat = 1.0", &["wrong.toml, line 2", "what"]),
     ] {
         let file = scenario(content);
         refused(&["simulate", "--trace", trace, "--cost", cost, "--scenario", text(&file)], wanted);
@@ -89,6 +144,11 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
     let no_cost = write(&dir, "no-cost.toml", COST.replace("fixed = 9.0\nper_expert", "fixed = -1.0\nper_expert"));
     refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], &["no-cost.toml", "decode.fixed is -1 ms"]);
     refused(&["simulate", "--trace", trace, "--cost", cost, "--place", "100"], &["--place is 100", "64 experts"]);
+    let both = ["simulate", "--trace", trace, "--cost", cost];
+    let with = |more: &[&str], wanted: &[&str]| refused(&[&both[..], more].concat(), wanted);
+    with(&["--tau", "0.1,5"], &["'5' of it", "from 0", "to 2"]);
+    with(&["--concurrency", "99999999999"], &["--concurrency", "too large a number"]);
+    with(&["--concurrency", "4000000000"], &["concurrency is 4000000000, which must be at most"]);
     refused(&["report", trace], &["task.trace"]);
     refused(&["report", cost], &["not rows of eldr"]);
 }

@@ -41,6 +41,7 @@ CASES = [
     ("completion, penalties of a word in the prompt", "POST", TEXT, greedy(PROMPTS[0], frequency_penalty=1.0), True),
     ("completion, grammar", "POST", TEXT, greedy(PROMPTS[0], grammar='root ::= "yes" | "no"'), True),
     ("completion, tokens", "POST", TEXT, greedy([5, 6, 7]), True),
+    ("completion, no limit and any seed: -1", "POST", TEXT, greedy(PROMPTS[0], max_tokens=-1, seed=-1, top_k=-1, stop=["\n"]), True),
     ("chat", "POST", CHAT, chat(), True),
     ("chat, streamed", "POST", CHAT, chat(stream=True, stream_options={"include_usage": True}), True),
     ("chat, logprobs", "POST", CHAT, chat(logprobs=True, top_logprobs=2), True),
@@ -65,6 +66,7 @@ CASES = [
     ("wrong role", "POST", CHAT, {"messages": [{"role": "king", "content": "hi"}], "max_tokens": 1}, False),
     ("temperature is a word", "POST", TEXT, {"prompt": "x", "temperature": "hot", "max_tokens": 1}, False),
     ("temperature below 0", "POST", TEXT, {"prompt": "x", "temperature": -1, "max_tokens": 1}, False),
+    ("max_tokens below -1", "POST", TEXT, {"prompt": "x", "max_tokens": -2}, False),
     ("max_tokens is a word", "POST", TEXT, {"prompt": "x", "max_tokens": "many"}, False),
     ("wrong grammar", "POST", TEXT, {"prompt": "x", "grammar": "root ::= (", "max_tokens": 1}, False),
     ("wrong schema", "POST", TEXT, {"prompt": "x", "json_schema": {"type": "thing"}, "max_tokens": 1}, False),
@@ -81,8 +83,6 @@ REASONS = {
         "that shares no token with the answer the texts are equal (the row above)",
     ("chat, JSON schema", "text", ".*"):
         "each makes its own grammar of a schema; eldr's leaves little room for white space, in which small models lose themselves",
-    (".*", "theirs", r"(\[\]\.)?timings.*"):
-        "eldr's times are with the reasons of the route (`eldr.explain`), in the request log and in `/metrics`",
     ("completion, logprobs", "theirs|ours", r"choices\[\]\.logprobs.*"):
         "`/v1/completions` answers in the shape that OpenAI gives this endpoint, llama-server in that of chats",
     ("chat.*", "theirs", r".*top_logprobs\[\]\.id|.*content\[\]\.id"): "OpenAI's shape has no token numbers; `/tokenize` tells them",

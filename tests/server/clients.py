@@ -217,7 +217,7 @@ def post(path, body):
 
 
 def wait_idle():
-    for _ in range(300):
+    for _ in range(1200):
         request = urllib.request.Request(URL + "/v1/eldr/workers", headers={"Authorization": f"Bearer {KEY}"})
         if json.load(urllib.request.urlopen(request))["n_active"] == 0:
             return

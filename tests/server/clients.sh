@@ -29,7 +29,7 @@ if [ -z "$python" ]; then
 fi
 
 printf 'a-test-key\n' >"$work/keys"
-"$program" serve --port 0 --json --threads 1 --api-key-file "$work/keys" --request-log "$work/log.jsonl" \
+"$program" serve --port 0 --json --threads 1 --exact --api-key-file "$work/keys" --request-log "$work/log.jsonl" \
     >"$work/started" 2>"$work/said" &
 server=$!
 for _ in $(seq 600); do

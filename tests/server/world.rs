@@ -192,9 +192,17 @@ impl World {
 
     /// Waits until no request is left; gives up after a long while.
     pub fn wait_idle(&self) -> bool {
-        (0..600).any(|_| {
-            std::thread::sleep(Duration::from_millis(20));
-            self.engine.stats().n_active == 0
+        self.wait(|world| world.engine.stats().n_active == 0)
+    }
+
+    /// Waits until something holds; gives up after a long while, which a busy machine may need.
+    pub fn wait(&self, holds: impl Fn(&Self) -> bool) -> bool {
+        (0..6000).any(|_| {
+            let does = holds(self);
+            if !does {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            does
         })
     }
 }

@@ -9,7 +9,7 @@
 mod arch;
 mod gate;
 mod tensors;
-mod vocab;
+pub mod vocab;
 
 use std::path::{Path, PathBuf};
 

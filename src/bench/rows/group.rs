@@ -65,6 +65,8 @@ impl Group {
             setting.remove("policy");
             setting.remove("tau");
             setting.remove("clairvoyant");
+            setting.remove("clusters");
+            setting.remove("refit");
             setting
         };
         self.verb == other.verb && but_policy(self) == but_policy(other)

@@ -7,9 +7,10 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 use super::{Bench, BenchParams, Progress};
 use crate::{
     bench::{
-        BenchError, BenchRequest, Clock, Environment, Limit, Probe, StepBytes, StepSample, Timeline, least_squares,
+        BenchError, BenchRequest, Clock, Environment, LeastSquares, Limit, Probe, StepBytes, StepSample, Timeline,
+        least_squares,
     },
-    engine::{EngineError, N_PREFILL_PARALLEL, WorkerList},
+    engine::{EngineError, N_PREFILL_PARALLEL},
     route::PolicyKind,
     schedule::{DecodeWorker, Handoff, Job, PrefillWorker, WorkerEvent},
     sim::{DecodeCost, DeviceCost, HandoffCost, PrefillCost},
@@ -70,7 +71,8 @@ impl CostFit {
     }
 }
 
-/// Measures steps of `params`' model, workload and workers' settings on one decode worker, and fits their costs.
+/// Measures steps of `params`' model, workload and workers' settings on the first decode worker alone, and fits their
+/// costs.
 ///
 /// Batches of 1, 2, 3, 4, 6, 8, 12, .. up to the slots, kept full; half of each from requests in the workload's order and
 /// half from requests of one domain after another, so that equal batches pick other numbers of experts.
@@ -78,7 +80,7 @@ pub fn fit_cost(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Res
     let mut params = params.clone();
     params.policies = vec![PolicyKind::RoundRobin];
     params.config.policy = PolicyKind::RoundRobin;
-    (params.config.prefill, params.config.decode) = (WorkerList::best(1), WorkerList::best(1));
+    (params.config.prefill, params.config.decode) = (params.config.prefill.first(), params.config.decode.first());
     // Steps are computed one at a time in this thread.
     params.clock = Clock::Virtual;
     let mut bench = Bench::open(&params)?;
@@ -160,8 +162,12 @@ fn handed_on(events: &mut Vec<WorkerEvent>) -> Result<Vec<Handoff>, BenchError> 
             WorkerEvent::Lost { error } | WorkerEvent::Returned { error, .. } => {
                 return Err(EngineError::Run(error).into());
             }
-            WorkerEvent::Token { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Left(_) | WorkerEvent::Cache(_) => {
-            }
+            WorkerEvent::Token { .. }
+            | WorkerEvent::Finished { .. }
+            | WorkerEvent::Left(_)
+            | WorkerEvent::Moved(_)
+            | WorkerEvent::Stayed { .. }
+            | WorkerEvent::Cache(_) => {}
         }
     }
     Ok(handoffs)
@@ -173,11 +179,8 @@ fn fitted(
     chunks: &[(u32, f64)],
     handoff: f64,
 ) -> Result<CostFit, BenchError> {
-    let row = |step: &StepSample| [1.0, f64::from(step.n_experts), f64::from(step.n_batch), step.n_kv as f64];
-    let rows: Vec<([f64; 4], f64)> = samples.iter().map(|step| (row(step), step.ms)).collect();
-    let decode = least_squares(&rows).ok_or(BenchError::NoSteps)?;
-    let prefill: Vec<([f64; 2], f64)> = chunks.iter().map(|&(n, ms)| ([1.0, f64::from(n)], ms)).collect();
-    let prefill = least_squares(&prefill).ok_or(BenchError::NoSteps)?;
+    let decode = least_squares(&rows(samples)).ok_or(BenchError::NoSteps)?;
+    let prefill = least_squares(&chunk_rows(chunks)).ok_or(BenchError::NoSteps)?;
     let bytes = bench.step_bytes();
     let n_layer = bench.model.moe_shape().map_or(1, MoeShape::n_layer_moe) as f64;
     let mut sizes: Vec<u32> = samples.iter().map(|step| step.n_batch).collect();
@@ -200,22 +203,8 @@ fn fitted(
         }
     };
     let batches: Vec<BatchFit> = sizes.iter().map(of_size).filter(|size| size.n_steps >= SHOWN).collect();
-    let [fixed, per_expert, per_token, per_kv_token] = decode.coefficients;
-    let [prefill_fixed, prefill_token] = prefill.coefficients;
-    let source = format!(
-        "measured with {} threads on {} decode steps, mean error {:.1}% of a step, 95% within {:.1}%",
-        bench.config.n_threads.max(1),
-        decode.n.0,
-        decode.mean_error * 100.0,
-        decode.p95_error * 100.0
-    );
     Ok(CostFit {
-        cost: DeviceCost {
-            source,
-            decode: DecodeCost { fixed, per_expert, per_token, per_kv_token },
-            prefill: PrefillCost { fixed: prefill_fixed, per_token: prefill_token },
-            handoff: HandoffCost { fixed: 0.0, per_token: handoff },
-        },
+        cost: device_cost(bench, &decode, &prefill, handoff),
         decode_error: (decode.mean_error, decode.p95_error),
         n_steps: decode.n,
         prefill_error: (prefill.mean_error, prefill.p95_error),
@@ -223,6 +212,50 @@ fn fitted(
         bytes,
         environment: bench.environment.clone(),
     })
+}
+
+impl Bench<'_> {
+    /// The costs of the steps that this bench ran, adding up to the time they took, whatever lengthened some of them; nothing
+    /// where steps were not timed alone or their experts not counted.
+    pub(super) fn own_cost(&self) -> Option<DeviceCost> {
+        let (steps, chunks) = (rows(&self.samples), self.memo.timings(self.model.chunk(&self.config)));
+        let chunks = chunk_rows(&chunks);
+        let decode = least_squares(&steps)?.adding_up(&steps);
+        let prefill = least_squares(&chunks)?.adding_up(&chunks);
+        let n_tokens: usize = self.requests.iter().map(|request| request.request.prompt.len()).sum();
+        let handoff = self.handoffs_ms / (n_tokens * self.params.policies.len()).max(1) as f64;
+        Some(device_cost(self, &decode, &prefill, handoff))
+    }
+}
+
+fn row(step: &StepSample) -> [f64; 4] {
+    [1.0, f64::from(step.n_experts), f64::from(step.n_batch), step.n_kv as f64]
+}
+
+fn rows(steps: &[StepSample]) -> Vec<([f64; 4], f64)> {
+    steps.iter().map(|step| (row(step), step.ms)).collect()
+}
+
+fn chunk_rows(chunks: &[(u32, f64)]) -> Vec<([f64; 2], f64)> {
+    chunks.iter().map(|&(n, ms)| ([1.0, f64::from(n)], ms)).collect()
+}
+
+/// `handoff` is in milliseconds a token.
+fn device_cost(bench: &Bench<'_>, decode: &LeastSquares<4>, prefill: &LeastSquares<2>, handoff: f64) -> DeviceCost {
+    let [fixed, per_expert, per_token, per_kv_token] = decode.coefficients;
+    let [prefill_fixed, prefill_token] = prefill.coefficients;
+    DeviceCost {
+        source: format!(
+            "measured with {} threads on {} decode steps, mean error {:.1}% of a step, 95% within {:.1}%",
+            bench.config.n_threads.max(1),
+            decode.n.0,
+            decode.mean_error * 100.0,
+            decode.p95_error * 100.0
+        ),
+        decode: DecodeCost { fixed, per_expert, per_token, per_kv_token },
+        prefill: PrefillCost { fixed: prefill_fixed, per_token: prefill_token },
+        handoff: HandoffCost { fixed: 0.0, per_token: handoff },
+    }
 }
 
 /// 1, 2, 3, 4, 6, 8, 12, 16, .. up to `n_slots`, which is one of them, and 9 after 8, where some devices change kernels.

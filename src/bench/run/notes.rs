@@ -91,3 +91,34 @@ fn refit_note(policy: PolicyKind, refit: &RefitStats, is_virtual: bool) -> Strin
     }
     note
 }
+
+/// The bytes of every run in a sentence; nothing if none was counted. `n_host` of the `n_layer` MoE layers keep their
+/// experts in host memory.
+pub(super) fn expert_note(runs: &[RunSummary], n_host: usize, n_layer: usize) -> Option<String> {
+    let counted = runs.iter().filter_map(|run| Some((run.policy.as_str(), run.expert_bytes_step?)));
+    let each: Vec<String> =
+        counted.map(|(policy, bytes)| format!("{policy} {:.2}", bytes / f64::from(1 << 20))).collect();
+    (!each.is_empty()).then(|| {
+        format!(
+            "Experts read a decode step, in MiB: {}; those of {n_host} of {n_layer} MoE layers from host memory.",
+            each.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::RunMetrics;
+
+    #[test]
+    fn the_bytes_of_each_run_that_was_counted() {
+        let mut runs = [(); 2].map(|()| RunMetrics::new(1).summarise(PolicyKind::RoundRobin, String::new()));
+        runs[0].expert_bytes_step = Some(f64::from(18 << 20));
+        assert_eq!(
+            expert_note(&runs, 1, 2).expect("one was counted"),
+            "Experts read a decode step, in MiB: round_robin 18.00; those of 1 of 2 MoE layers from host memory."
+        );
+        assert_eq!(expert_note(&runs[1..], 1, 2), None);
+    }
+}

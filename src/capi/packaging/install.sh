@@ -12,7 +12,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 prefix=${1:?usage: install.sh PREFIX [engine|router] [shared|static|both]}
 what=${2:-engine}
 kinds=${3:-shared}
-case $kinds in both) kinds="shared static" ;; esac
+case $kinds in
+both) kinds="shared static" ;;
+shared | static) ;;
+*) echo "'$kinds' is not shared, static or both" >&2 && exit 2 ;;
+esac
 features="capi${ELDR_FEATURES:+,$ELDR_FEATURES}"
 case $what in
 engine) build=(--no-default-features --features "llama,$features") ;;
@@ -28,25 +32,25 @@ target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_direc
 root=${DESTDIR:-}$prefix
 mkdir -p "$root/include" "$root/lib/pkgconfig" "$root/lib/cmake/eldr"
 
+# Both kinds come from one compilation. Line tables and the compiler's notes are not shipped in the shared one; unused code
+# is left out at link time. The note's name stays, so that cargo does not compile again what has not changed.
+mkdir -p "$target"
+notes=$target/eldr-$what.libs
+cargo rustc --release --locked --lib "${build[@]}" --crate-type cdylib,staticlib -- \
+    -C "link-arg=-Wl,-soname,libeldr.so.$so_major" -C link-arg=-Wl,--gc-sections -C link-arg=-s \
+    --print "native-static-libs=$notes"
+
 libs_private=""
 for kind in $kinds; do
-    # Line tables and the compiler's notes are not shipped; unused code is left out at link time.
     case $kind in
     shared)
-        cargo rustc --release --locked --lib "${build[@]}" --crate-type cdylib -- \
-            -C link-arg=-Wl,-soname,libeldr.so.$so_major -C link-arg=-Wl,--gc-sections -C strip=symbols
         install -m 755 "$target/libeldr.so" "$root/lib/libeldr.so.$so_major"
         ln -sf "libeldr.so.$so_major" "$root/lib/libeldr.so"
         ;;
     static)
-        notes=$(mktemp)
-        cargo rustc --release --locked --lib "${build[@]}" --crate-type staticlib -- \
-            --print "native-static-libs=$notes"
         libs_private=$(tr '\n' ' ' <"$notes")
-        rm -f "$notes"
         install -m 644 "$target/libeldr.a" "$root/lib/libeldr.a"
         ;;
-    *) echo "'$kind' is not shared, static or both" >&2 && exit 2 ;;
     esac
 done
 

@@ -2,11 +2,11 @@
 //!
 //! Never writes the file unless the fit succeeded.
 
-mod options;
 mod page;
 mod source;
 
 use std::{
+    num::NonZeroU32,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -20,14 +20,12 @@ use eldr::{
 };
 use serde_json::json;
 
-use self::{
-    options::Capacities,
-    source::{Source, SourceArgs},
-};
+use self::source::{Source, SourceArgs};
 use super::{
     args::{TauChoice, switch},
     error::CliError,
     inspect::ranges,
+    lists::Many,
     output::{Output, columns, note},
 };
 
@@ -50,7 +48,7 @@ pub struct CalibrateArgs {
     report: Option<PathBuf>,
     /// What each decode worker can hold, relative to the others, such as 2,1,1; all alike without it
     #[arg(long, value_name = "N,N,..")]
-    capacity: Option<Capacities>,
+    capacity: Option<Many<NonZeroU32>>,
     /// Width of the locality band to store; auto chooses it by replaying the requests [default: auto, or 0.1 for counts]
     #[arg(long, value_name = "TAU|auto")]
     tau: Option<TauChoice>,
@@ -162,7 +160,7 @@ impl CalibrateArgs {
             return Err(CliError::usage("--workers is 0: a calibration needs at least one decode worker"));
         }
         let mut params = CalibrationParams::new(self.workers as usize);
-        params.capacity = self.capacity.clone().map(|capacities| capacities.0);
+        params.capacity = self.capacity.as_ref().map(|many| many.values().map(NonZeroU32::get).collect());
         params.seed = self.seed.unwrap_or(params.seed);
         params.n_restarts = self.restarts.unwrap_or(params.n_restarts);
         params.max_layers = self.max_layers;

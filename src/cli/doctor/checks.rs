@@ -32,6 +32,16 @@ pub fn gpus(devices: &[DeviceInfo], findings: &mut Findings) {
     }
 }
 
+/// Backends that could be used and are not: a library is there, but its driver or another library is not.
+pub fn libraries(findings: &mut Findings) {
+    for library in engine::unusable_libraries() {
+        findings.warn(
+            format!("{} cannot be used: {}", library.path.display(), library.reason),
+            "install what is missing, or remove the file",
+        );
+    }
+}
+
 /// Numbers that can not work, devices there are not, more threads than cores.
 pub fn config(config: &EngineConfig, devices: &[DeviceInfo], findings: &mut Findings) {
     for problem in config.problems() {

@@ -56,6 +56,7 @@ impl DoctorArgs {
             Machine::detect(Some(versions.llama_cpp.clone()), devices.iter().map(|d| d.name.clone()).collect());
         checks::environment(&mut findings);
         checks::gpus(&devices, &mut findings);
+        checks::libraries(&mut findings);
         checks::config(&config, &devices, &mut findings);
         let mut planned = None;
         match shipped_or(self.model.model.as_ref()) {

@@ -29,6 +29,13 @@ pub fn plan(path: &Path, config: &EngineConfig, findings: &mut Findings) -> Opti
     for warning in plan.warnings() {
         findings.warn(warning, "use fewer workers or a smaller model, if it is too slow");
     }
+    for why in &plan.unpinned {
+        findings.warn(why.clone(), "it is computed anew once it has made room, as without --pin");
+    }
+    if plan.n_pinned > 0 {
+        let n_slots = config.n_slots;
+        findings.ok(format!("pinned prefixes take {} of the {n_slots} slots of each prefill worker", plan.n_pinned));
+    }
     let devices = plan.devices.iter().filter(|device| device.fits());
     for device in devices {
         findings.ok(format!("{} of the {} free on {} are needed", show(device.need()), free(device), device.name));
@@ -70,7 +77,12 @@ pub fn document(plan: &Plan) -> Value {
     });
     let mut threads = serde_json::to_value(plan.threads).unwrap_or_default();
     threads["most"] = plan.threads.most().into();
-    json!({ "devices": devices.collect::<Vec<_>>(), "threads": threads })
+    json!({
+        "devices": devices.collect::<Vec<_>>(),
+        "threads": threads,
+        "n_pinned": plan.n_pinned,
+        "unpinned": plan.unpinned,
+    })
 }
 
 /// The machine's nodes, and workers to place on them.

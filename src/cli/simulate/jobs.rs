@@ -15,7 +15,7 @@ use ndarray::{Array2, Axis};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::sources::{Setup, Sources};
+use super::sources::{Setup, SetupKey, Sources};
 use crate::cli::{error::CliError, progress};
 
 /// One run.
@@ -29,18 +29,27 @@ pub struct Job {
     pub own_placement: Option<bool>,
     /// Told the picks of the answer.
     pub clairvoyant: bool,
+    /// With clusters of any size.
+    pub unbalanced: bool,
+}
+
+impl Job {
+    /// Which setup it runs with.
+    pub fn setup(&self) -> SetupKey {
+        SetupKey { n_workers: self.scenario.n_workers(), unbalanced: self.unbalanced }
+    }
 }
 
 /// Runs all of them, as many at a time as there are cores; the rows are in the order of `jobs`.
 pub fn run_all(
     sources: &Sources,
-    setups: &BTreeMap<usize, Setup>,
+    setups: &BTreeMap<SetupKey, Setup>,
     jobs: &[Job],
     refits: bool,
 ) -> Result<Vec<Row>, CliError> {
     let bar = progress::bar(jobs.len() as u64, "simulating");
     let run = |job: &Job| {
-        let row = run(sources, &setups[&job.scenario.n_workers()], job, refits);
+        let row = run(sources, &setups[&job.setup()], job, refits);
         bar.inc(1);
         row
     };
@@ -69,7 +78,8 @@ fn run(sources: &Sources, setup: &Setup, job: &Job, refits: bool) -> Result<Row,
         ..PolicyParams::new(n_workers)
     };
     let policy = job.kind.build(&params)?;
-    let refitter = refitter(centroids.filter(|_| refits && job.kind.uses_centroids()))?;
+    let follows = refits && job.kind.uses_centroids();
+    let refitter = refitter(centroids.filter(|_| follows))?;
     let ranks = match job.own_placement {
         None => &[][..],
         Some(true) => &setup.own,
@@ -85,7 +95,9 @@ fn run(sources: &Sources, setup: &Setup, job: &Job, refits: bool) -> Result<Row,
         clairvoyant: job.clairvoyant,
     };
     let report = simulate(pool, &job.scenario, policy, refitter)?;
-    Ok(Row { verb: "simulate".to_owned(), setting: setting(job, params.tau), measured: measured(&report) })
+    let mut setting = setting(job, params.tau);
+    setting.extend(follows.then(|| ("refit".to_owned(), json!(true))));
+    Ok(Row { verb: "simulate".to_owned(), setting, measured: measured(&report) })
 }
 
 fn refitter(centroids: Option<Arc<Array2<f32>>>) -> Result<Option<Refitter>, SimError> {
@@ -113,6 +125,7 @@ fn setting(job: &Job, tau: f32) -> BTreeMap<String, Value> {
     }
     let placement = |own: bool| ("placement".to_owned(), json!(if own { "own" } else { "in_order" }));
     setting.extend(job.own_placement.map(placement));
+    setting.extend(job.unbalanced.then(|| ("clusters".to_owned(), json!("unbalanced"))));
     setting.extend(job.clairvoyant.then(|| ("clairvoyant".to_owned(), json!(true))));
     setting
 }

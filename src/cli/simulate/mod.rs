@@ -3,14 +3,13 @@
 //! Never runs a model; the same files, options and seeds give the same bytes.
 
 mod jobs;
-mod lists;
 mod sources;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use eldr::{
-    bench::rows::{ROWS_VERSION, Rows, markdown},
+    bench::rows::{ROWS_VERSION, Row, Rows, markdown},
     engine::{check_output, replace_file},
     route::{ParsePolicyError, PolicyKind},
     sim::{Placement, Scenario},
@@ -18,12 +17,12 @@ use eldr::{
 
 use self::{
     jobs::{Job, run_all},
-    lists::Many,
     sources::Sources,
 };
 use super::{
     args::{TauChoice, switch},
     error::CliError,
+    lists::Many,
     output::{Output, note},
     progress,
 };
@@ -90,6 +89,9 @@ pub struct SimulateArgs {
     /// Run the policies that go by picks once more with those of the answers, which nobody knows in time: a bound
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     clairvoyant: Option<bool>,
+    /// Run the policies with centroids once more with those of plain k-means, whose clusters have any size: an ablation
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", conflicts_with = "calibration", value_parser = switch())]
+    unbalanced: Option<bool>,
     /// Each worker is a device of so many ranks that share each layer's experts: compare placements of experts
     #[arg(long, value_name = "RANKS")]
     place: Option<u32>,
@@ -141,9 +143,11 @@ impl SimulateArgs {
             jobs = in_order.chain(own).collect();
         }
         let rows = run_all(&sources, &setups, &jobs, self.refit.unwrap_or(false))?;
+        let unserved = unserved(&rows)?;
         let mut notes = vec![format!("Simulated. What steps take: {}.", sources.cost.source.trim_end_matches('.'))];
         notes.extend(setups.values().filter_map(|setup| setup.note.clone()).take(1));
         notes.extend(placement.as_ref().map(judged));
+        notes.extend(unserved);
         let rows = Rows { version: ROWS_VERSION, environment: None, notes, rows };
         if let (Some(path), Some(placement)) = (&self.placement, &placement) {
             let text = serde_json::to_string(placement).map_err(CliError::failed)?;
@@ -213,14 +217,18 @@ impl SimulateArgs {
     fn of_kind(&self, scenario: &Scenario, kind: PolicyKind) -> Vec<Job> {
         let taus = self.tau.as_ref().filter(|_| kind == PolicyKind::LocalityBand);
         let taus = taus.map_or(vec![None], |many| many.values().map(TauChoice::fixed).collect());
-        let knows = kind.uses_centroids() && self.clairvoyant.unwrap_or(false);
+        let asks = |given: Option<bool>| kind.uses_centroids() && given.unwrap_or(false);
+        // As it is, then with each change by itself.
+        let mut variants = vec![(false, false)];
+        variants.extend(asks(self.clairvoyant).then_some((true, false)));
+        variants.extend(asks(self.unbalanced).then_some((false, true)));
         let seeds = 0..u64::from(self.seeds);
         let mut jobs = Vec::new();
         for tau in taus {
-            for clairvoyant in [false, true].into_iter().take(1 + usize::from(knows)) {
+            for &(clairvoyant, unbalanced) in &variants {
                 jobs.extend(seeds.clone().map(|nth| {
                     let scenario = Scenario { seed: scenario.seed.wrapping_add(nth), ..scenario.clone() };
-                    Job { scenario, kind, tau, own_placement: None, clairvoyant }
+                    Job { scenario, kind, tau, own_placement: None, clairvoyant, unbalanced }
                 }));
             }
         }
@@ -240,6 +248,23 @@ fn vary<T: Copy>(scenarios: &[Scenario], values: Option<&Many<T>>, set: impl Fn(
         .iter()
         .flat_map(|scenario| values.values().map(|value| with(scenario, value)).collect::<Vec<_>>())
         .collect()
+}
+
+/// A sentence where some requests were refused or failed; an error where a run measured none, which would look like a result.
+fn unserved(rows: &[Row]) -> Result<Option<String>, CliError> {
+    let number = |row: &Row, name: &str| row.measured.get(name).copied().unwrap_or(0.0);
+    let lost = |row: &Row| number(row, "refused") + number(row, "failed");
+    if let Some(row) = rows.iter().find(|row| !row.measured.contains_key("tpot_p50_ms")) {
+        return Err(CliError::failed(format!(
+            "{} measured no request: {} finished, {} were refused and {} failed, so nothing was written; offer less, let more              wait (max_queue), keep a worker, or give more --requests",
+            row.setting.get("policy").and_then(serde_json::Value::as_str).unwrap_or("a run"),
+            number(row, "finished"),
+            number(row, "refused"),
+            number(row, "failed"),
+        )));
+    }
+    let worst = rows.iter().map(lost).fold(0.0, f64::max);
+    Ok((worst > 0.0).then(|| format!("Up to {worst} requests of a run were refused or failed; they have no times.")))
 }
 
 fn judged(placement: &Placement) -> String {

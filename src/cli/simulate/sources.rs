@@ -36,6 +36,14 @@ pub struct Sources {
     given: Option<Arc<Calibration>>,
 }
 
+/// What runs need the same setup for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SetupKey {
+    pub n_workers: usize,
+    /// Clusters have any sizes.
+    pub unbalanced: bool,
+}
+
 /// What the runs with one number of workers have in common.
 pub struct Setup {
     pub calibration: Option<Arc<Calibration>>,
@@ -78,18 +86,17 @@ impl Sources {
         Ok(Self { cost: cost(args)?, trace, set, served, fitted, given })
     }
 
-    /// One setup for each number of workers, and the placement of the first, where one is wanted.
+    /// One setup for each key, and the placement of the first, where one is wanted.
     pub fn setups(
         &self,
         args: &SimulateArgs,
         jobs: &[Job],
-    ) -> Result<(BTreeMap<usize, Setup>, Option<Placement>), CliError> {
+    ) -> Result<(BTreeMap<SetupKey, Setup>, Option<Placement>), CliError> {
         let mut setups = BTreeMap::new();
         let mut placement = None;
         for job in jobs {
-            let n_workers = job.scenario.n_workers();
-            if let Entry::Vacant(place) = setups.entry(n_workers) {
-                let (setup, placed) = self.setup(args, n_workers)?;
+            if let Entry::Vacant(place) = setups.entry(job.setup()) {
+                let (setup, placed) = self.setup(args, job.setup())?;
                 placement = placement.or(placed);
                 place.insert(setup);
             }
@@ -97,7 +104,8 @@ impl Sources {
         Ok((setups, placement))
     }
 
-    fn setup(&self, args: &SimulateArgs, n_workers: usize) -> Result<(Setup, Option<Placement>), CliError> {
+    fn setup(&self, args: &SimulateArgs, key: SetupKey) -> Result<(Setup, Option<Placement>), CliError> {
+        let SetupKey { n_workers, unbalanced } = key;
         let (calibration, note) = match &self.given {
             Some(calibration) => (Some(Arc::clone(calibration)), shared(calibration.n_workers(), n_workers)),
             None if self.fitted.is_empty() => (None, None),
@@ -105,7 +113,8 @@ impl Sources {
                 let most = (self.fitted.len() / REQUESTS_A_CLUSTER).max(1);
                 let n_clusters = args.clusters.map_or(n_workers.min(most), |n| n as usize);
                 let input = CalibrationInput::of_trace(&self.trace, self.fitted.iter().copied());
-                let fitted = fit(&input, &CalibrationParams::new(n_clusters));
+                let params = CalibrationParams { unbalanced, ..CalibrationParams::new(n_clusters) };
+                let fitted = fit(&input, &params);
                 let (calibration, _) =
                     fitted.map_err(|error| CliError::input(format!("{}: {error}", args.trace.display())))?;
                 let note = format!(
@@ -175,6 +184,9 @@ fn cost(args: &SimulateArgs) -> Result<DeviceCost, CliError> {
 pub fn toml<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T, CliError> {
     let text = fs::read_to_string(path)
         .map_err(|error| CliError::input(format!("cannot read the {what} {}: {error}", path.display())))?;
+    if text.trim().is_empty() {
+        return Err(CliError::input(format!("the {what} {} is empty: was it cut?", path.display())));
+    }
     ::toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
         CliError::input(format!("{}, line {line}: {}", path.display(), shown(error.message())))

@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration}
 use ndarray::Array2;
 
 use crate::{
-    route::{Decision, PolicyKind, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
-    schedule::{Command, Dispatcher, Priority, QueueFull},
+    route::{Decision, PolicyKind, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    schedule::{Command, Dispatcher, Priority, QueueFull, StepPicks},
     types::{Request, RequestId, WorkerId},
 };
 
@@ -98,6 +98,20 @@ impl Policies {
         self.all(|policy| policy.stepped(worker, n_batch, took.as_secs_f64()));
     }
 
+    fn picked(&mut self, worker: WorkerId, requests: &[RequestId], picks: &StepPicks) {
+        for (item, &id) in requests.iter().enumerate() {
+            self.all(|policy| policy.picked(id, worker, picks.item(item)));
+        }
+    }
+
+    pub fn relief(&mut self, workers: &[WorkerView], stall: Duration) -> Option<Relief> {
+        self.main.relief(workers, stall.as_secs_f64())
+    }
+
+    pub fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
+        self.all(|policy| policy.moved(id, n_tokens, from, to));
+    }
+
     pub fn step_time_error(&self) -> Option<f64> {
         self.main.step_time_error()
     }
@@ -143,6 +157,16 @@ impl Dispatcher {
     /// events, and only of steps that took no sequence in.
     pub fn stepped(&mut self, worker: WorkerId, n_batch: u32, took: Duration) {
         self.policies.stepped(worker, n_batch, took);
+    }
+
+    /// As [`RoutePolicy::feedback`], of the policy in use.
+    pub fn feedback(&self) -> u32 {
+        self.policies.main.feedback()
+    }
+
+    /// Tells the policy what the `requests` of a decode step picked, in the order of `picks`.
+    pub fn picked(&mut self, worker: WorkerId, requests: &[RequestId], picks: &StepPicks) {
+        self.policies.picked(worker, requests, picks);
     }
 
     /// As [`RoutePolicy::step_time_error`].

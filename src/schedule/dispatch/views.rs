@@ -44,7 +44,8 @@ impl Dispatcher {
     pub fn check_integrity(&self) {
         for worker in &self.decode {
             let held = self.records.values().filter(|r| r.place == Place::Decode(worker.id)).count();
-            assert_eq!(held, worker.n_inflight as usize, "bookings of decode worker {}", worker.id);
+            let coming = usize::from(self.moves.is_booked(worker.id));
+            assert_eq!(held + coming, worker.n_inflight as usize, "bookings of decode worker {}", worker.id);
             assert!(worker.n_inflight <= worker.n_slots, "decode worker {} is overbooked", worker.id);
         }
         for (index, worker) in self.prefill.iter().enumerate() {

@@ -72,6 +72,15 @@ impl PrefixCache {
         Ok(())
     }
 
+    /// A slot's pinned prefix, if it has one, must be computed again.
+    pub(super) fn unpin_home(&mut self, slot: usize) {
+        for pin in self.pins.iter_mut().filter(|pin| pin.home == Some(slot)) {
+            pin.home = None;
+            self.ledger.unpin(slot);
+            self.change.stats.n_pinned_tokens -= pin.tokens.len() as u64;
+        }
+    }
+
     /// Slots that hold a pinned prefix.
     pub fn n_pinned(&self) -> usize {
         self.pins.iter().filter(|pin| pin.home.is_some()).count()

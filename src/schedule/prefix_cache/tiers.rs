@@ -76,7 +76,7 @@ impl PrefixCache {
     /// state that can not be copied out is simply gone.
     pub(super) fn spill(&mut self, slot: usize, runner: &mut dyn ModelRunner) -> bool {
         let layers = if self.blind { &[] } else { &**self.rows.layers() };
-        let Some(store) = &mut self.store else { return false };
+        let Some(store) = &self.store else { return false };
         let mut tokens = self.ledger.tokens(slot);
         tokens.truncate(self.n_there[slot] as usize);
         if tokens.len() < self.config.block as usize || store.has(&tokens, layers) {
@@ -87,6 +87,10 @@ impl PrefixCache {
         if rows.is_none() && !layers.is_empty() {
             return false;
         }
+        if !self.is_as_left(slot, runner) {
+            return false;
+        }
+        let Some(store) = &mut self.store else { return false };
         let Ok(state) = runner.export(Slot(slot as u32)) else { return false };
         let (layers, n_expert, block) = (self.rows.layers(), self.rows.n_expert(), self.config.block);
         let counts = rows.map(|rows| ChunkCounts::from_rows(layers, n_expert, block, state.n_tokens, rows));

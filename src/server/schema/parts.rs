@@ -1,12 +1,15 @@
 //! Pieces of a grammar: a text, so many of something.
 //!
-//! Never looks into a schema but for two numbers.
+//! Never looks into a schema but for two numbers or a list of names.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-use crate::server::{error::ApiError, fields::whole};
+use crate::server::{
+    error::ApiError,
+    fields::{whole, wrong_kind},
+};
 
 /// Repetitions llama.cpp's grammars take.
 const MAX_COUNT: u64 = 1000;
@@ -23,6 +26,36 @@ pub(super) fn bounds(map: &Map<String, Value>, names: [&str; 2], path: &str) -> 
         return Err(ApiError::invalid(&path, format!("{path} is below {}", names[0])));
     }
     Ok((least, most))
+}
+
+/// The texts that `name` of a schema lists, or the one it is; none where it is not there.
+pub(super) fn texts<'a>(map: &'a Map<String, Value>, name: &str, path: &str) -> Result<Vec<&'a str>, ApiError> {
+    let path = format!("{path}.{name}");
+    match map.get(name) {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) if name == "type" => Ok(vec![text]),
+        Some(Value::Array(list)) => {
+            let text = |(at, value): (usize, &'a Value)| {
+                value.as_str().ok_or_else(|| wrong_kind(&format!("{path}[{at}]"), "a string", value))
+            };
+            list.iter().enumerate().map(text).collect()
+        }
+        Some(other) => Err(wrong_kind(&path, if name == "type" { "a string" } else { "a list of strings" }, other)),
+    }
+}
+
+/// Whether `value` is of the type that a schema names `kind`.
+pub(super) fn is_of(value: &Value, kind: &str) -> bool {
+    match value {
+        Value::Null => kind == "null",
+        Value::Bool(_) => kind == "boolean",
+        Value::Number(number) => {
+            kind == "number" || (kind == "integer" && number.as_f64().is_some_and(|number| number.fract() == 0.0))
+        }
+        Value::String(_) => kind == "string",
+        Value::Array(_) => kind == "array",
+        Value::Object(_) => kind == "object",
+    }
 }
 
 /// So many of `what`.

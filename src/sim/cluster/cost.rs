@@ -89,6 +89,9 @@ impl HandoffCost {
     }
 }
 
+/// Milliseconds beyond which no part of a step can take: twelve days.
+const LONGEST_MS: f64 = 1e9;
+
 impl DeviceCost {
     /// What is wrong with the numbers, in a sentence, or nothing.
     pub fn problem(&self) -> Option<String> {
@@ -105,6 +108,9 @@ impl DeviceCost {
         let wrong = numbers.iter().find(|(_, ms)| !(ms.is_finite() && *ms >= 0.0));
         if let Some((name, ms)) = wrong {
             return Some(format!("{name} is {ms} ms, which must be a finite number, 0 or more"));
+        }
+        if let Some((name, ms)) = numbers.iter().find(|(_, ms)| *ms > LONGEST_MS) {
+            return Some(format!("{name} is {ms:e} ms, which must be at most {LONGEST_MS:e}"));
         }
         let no_time = self.decode.fixed <= 0.0 && self.decode.per_token <= 0.0;
         no_time.then(|| "decode.fixed and decode.per_token are both 0 ms: a step must take some time".to_owned())
@@ -138,6 +144,9 @@ pub(super) mod tests {
         let mut wrong = cost();
         wrong.prefill.per_token = f64::NAN;
         assert!(wrong.problem().is_some_and(|problem| problem.starts_with("prefill.per_token is NaN")));
+        let mut endless = cost();
+        endless.handoff.per_token = 1e300;
+        assert!(endless.problem().is_some_and(|problem| problem.starts_with("handoff.per_token is 1e300 ms")));
         let decode = DecodeCost { fixed: 0.0, per_expert: 1.0, per_token: 0.0, per_kv_token: 1.0 };
         let still = DeviceCost { decode, ..cost() };
         assert!(still.problem().is_some_and(|problem| problem.contains("must take some time")));

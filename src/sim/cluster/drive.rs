@@ -43,12 +43,15 @@ impl Run<'_> {
     pub(super) fn decode_done(&mut self, worker: WorkerId) {
         let source = Source::Decode(worker);
         let state = &mut self.decode[worker.index()];
-        if let Some(Step { n_batch, charged, is_pure }) = state.step.take()
+        if let Some(Step { n_batch, charged, is_pure, picked }) = state.step.take()
             && n_batch > 0
         {
             self.meter.stepped(worker.index(), n_batch, &charged);
             if is_pure {
                 self.dispatcher.stepped(worker, n_batch, Duration::from_secs_f64(charged.ms / 1e3));
+            }
+            if let Some((requests, picks)) = picked {
+                self.dispatcher.picked(worker, &requests, &picks);
             }
         }
         if state.doomed {
@@ -63,6 +66,8 @@ impl Run<'_> {
             }
         }
         self.decode[worker.index()].events = events;
+        let (n, ms) = self.handoffs;
+        self.dispatcher.rebalance(Duration::from_secs_f64(ms / n.max(1.0) / 1e3), &mut self.commands);
         self.woken.push(source);
     }
 
@@ -119,7 +124,13 @@ impl Run<'_> {
                             live.admitted = Some(self.now);
                             live.measured = self.meter.admitted(self.now);
                         }
+                        self.handoffs.0 += 1.0;
+                        self.handoffs.1 += self.pool.cost.handoff.step(handoff.state.n_tokens);
                         self.decode[worker.index()].scheduler.admit(handoff);
+                        self.woken.push(Source::Decode(worker));
+                    }
+                    Command::Migrate(worker, id) => {
+                        self.decode[worker.index()].scheduler.migrate(id);
                         self.woken.push(Source::Decode(worker));
                     }
                     Command::End(id, outcome) => self.end(id, &outcome),
@@ -188,7 +199,7 @@ impl Run<'_> {
         }
         worker.scheduler.step(&mut worker.runner, &mut worker.events);
         let charged = worker.runner.take_charged();
-        worker.step = Some(Step { n_batch: 0, charged, is_pure: false });
+        worker.step = Some(Step { n_batch: 0, charged, is_pure: false, picked: None });
         Some(charged.ms)
     }
 
@@ -199,9 +210,10 @@ impl Run<'_> {
         }
         let step = worker.scheduler.step(&mut worker.runner, &mut worker.events);
         let (n_batch, is_pure) = (step.requests.len() as u32, step.n_decoded_alone().is_some());
+        let picked = (!step.picks.is_empty()).then(|| (step.requests.clone(), step.picks.clone()));
         let mut charged = worker.runner.take_charged();
         charged.ms *= worker.slowness;
-        worker.step = Some(Step { n_batch, charged, is_pure });
+        worker.step = Some(Step { n_batch, charged, is_pure, picked });
         Some(charged.ms)
     }
 }

@@ -45,6 +45,7 @@ pub(super) struct Totals {
     pub refused: u64,
     pub retried: u64,
     pub lost: u64,
+    pub migrated: u64,
     pub copies: u64,
     pub cached: f64,
 }
@@ -124,6 +125,7 @@ impl Meter {
             refused: totals.refused,
             retried: totals.retried,
             lost: totals.lost,
+            migrated: totals.migrated,
             copies: totals.copies,
             measured: ttft.len() as u64,
             time_s: totals.now,

@@ -22,6 +22,9 @@ pub struct ClusterReport {
     pub retried: u64,
     /// Workers lost.
     pub lost: u64,
+    /// Running sequences that moved to another worker.
+    #[serde(default)]
+    pub migrated: u64,
     /// Requests that came while a copy of the same recorded request was in the system; those replay other steps of it.
     pub copies: u64,
     /// Requests that the times are over.

@@ -26,6 +26,9 @@ pub(super) struct ClusterRunner<'a> {
     /// What the batch picked: as [`ReplaySet::mask`].
     seen: Vec<u64>,
     charged: Charged,
+    /// One step in so many tells what each sequence picked; none does if 0.
+    tap_every: u32,
+    n_steps: u32,
 }
 
 /// What a slot holds.
@@ -37,7 +40,7 @@ struct Resident {
     /// The recorded step that its first one replays.
     first_step: u32,
     n_steps: u32,
-    /// Prompt tokens that were run or found there.
+    /// Tokens that were run or found there.
     n_held: u32,
 }
 
@@ -48,6 +51,13 @@ pub(super) struct Charged {
     /// Distinct experts summed over the layers; under a placement, those of the busiest rank of each.
     pub n_experts: u32,
     pub n_kv: u64,
+}
+
+impl Resident {
+    /// The recorded step that the token at `pos` replays.
+    fn step(&self, pos: u32) -> usize {
+        ((pos - self.n_prompt + self.first_step) % self.n_steps) as usize
+    }
 }
 
 impl<'a> ClusterRunner<'a> {
@@ -72,7 +82,24 @@ impl<'a> ClusterRunner<'a> {
         };
         let slots = vec![Resident::default(); n_slots as usize];
         let (coding, seen) = (Coding::new(set.n_requests()), vec![0; set.n_words()]);
-        Self { set, cost, coding, n_prefix, ranks, info, slots, seen, charged: Charged::default() }
+        Self {
+            set,
+            cost,
+            coding,
+            n_prefix,
+            ranks,
+            info,
+            slots,
+            seen,
+            charged: Charged::default(),
+            tap_every: 0,
+            n_steps: 0,
+        }
+    }
+
+    /// Lets one step in so many tell what each sequence picked.
+    pub fn tapped(self, every: u32) -> Self {
+        Self { tap_every: every, ..self }
     }
 
     /// What was charged since the last call.
@@ -126,17 +153,25 @@ impl ModelRunner for ClusterRunner<'_> {
         Ok(last.then_some(token))
     }
 
-    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, _: &mut StepPicks) -> Result<(), RunError> {
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
         self.seen.fill(0);
         next.clear();
         let mut n_kv = 0;
         for item in batch {
             let resident = self.slots[item.slot.index()];
-            let step = (item.pos - resident.n_prompt + resident.first_step) % resident.n_steps;
-            let mask = self.set.mask(resident.index, step as usize);
+            let mask = self.set.mask(resident.index, resident.step(item.pos));
             self.seen.iter_mut().zip(mask).for_each(|(seen, &picked)| *seen |= picked);
             n_kv += u64::from(item.pos) + 1;
             next.push(resident.token);
+            self.slots[item.slot.index()].n_held = item.pos + 1;
+        }
+        self.n_steps = self.n_steps.wrapping_add(1);
+        if self.tap_every > 0 && self.n_steps.is_multiple_of(self.tap_every) {
+            let step = |item: &DecodeItem| {
+                let resident = self.slots[item.slot.index()];
+                (resident.index, resident.step(item.pos))
+            };
+            self.set.fill(batch.iter().map(step), picks);
         }
         let n_experts = self.n_experts();
         self.charged.ms += self.cost.decode.step(n_experts, batch.len() as u32, n_kv);
@@ -153,7 +188,8 @@ impl ModelRunner for ClusterRunner<'_> {
     fn import(&mut self, slot: Slot, state: &SeqState) -> Result<(), RunError> {
         let foreign = || RunError::Fatal("the hand-off is not a simulated one".into());
         let token = Token::from_le_bytes(state.bytes.as_ref().try_into().map_err(|_| foreign())?);
-        self.slots[slot.index()] = self.resident(token).ok_or_else(foreign)?;
+        let resident = self.resident(token).ok_or_else(foreign)?;
+        self.slots[slot.index()] = Resident { n_held: state.n_tokens, ..resident };
         self.charged.ms += self.cost.handoff.step(state.n_tokens);
         Ok(())
     }

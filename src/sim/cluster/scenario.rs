@@ -11,8 +11,13 @@ const MOST_WORKERS: u64 = 10_000;
 const MOST_SLOTS: u64 = 1 << 20;
 const MOST_REQUESTS: u64 = 100_000_000;
 const MOST_PREFIX: u64 = 1_000_000;
+const MOST_GROUPS: u64 = 10_000;
 /// Requests a second: one in some thirty years.
 const SLOWEST: f64 = 1e-9;
+/// Seconds of a scenario's times: some thirty thousand years, of which a clock still tells microseconds.
+const LONGEST: f64 = 1e12;
+/// How many times faster or slower than its cost a device may be.
+const MOST_TIMES: f64 = 1e6;
 
 /// A pool, its traffic, and what goes wrong. Times are in seconds on the simulated clock.
 ///
@@ -101,6 +106,8 @@ pub struct Scenario {
     pub max_queue: Option<u64>,
     /// As `--age-bound` of `eldr serve`.
     pub age_bound: u32,
+    /// A running sequence may move to another decode worker once in so many decode steps; none moves if 0.
+    pub migrate_every: u32,
 }
 
 /// Decode workers that are alike.
@@ -229,6 +236,7 @@ impl Default for Scenario {
             max_handoffs: 16,
             max_queue: None,
             age_bound: 1,
+            migrate_every: 0,
         }
     }
 }
@@ -273,6 +281,8 @@ impl Scenario {
             .or_else(|| most("slots of all workers together", slots, MOST_SLOTS))
             .or_else(|| most("prefill", self.prefill.unwrap_or(1).into(), MOST_WORKERS))
             .or_else(|| most("prefix.tokens", prefix, MOST_PREFIX))
+            .or_else(|| most("prefix.groups", self.prefix.map_or(0, |prefix| prefix.groups.into()), MOST_GROUPS))
+            .or_else(|| most("concurrency", self.concurrency.unwrap_or(1).into(), MOST_REQUESTS))
             .or_else(|| zero("max_queue", self.max_queue.unwrap_or(1)))
             .or_else(|| self.decode.is_empty().then(|| "decode is empty: there must be a decode worker".to_owned()))
             .or(group)
@@ -288,6 +298,18 @@ impl Scenario {
         let positive = |name: &str, x: f64| {
             (!(x.is_finite() && x > 0.0)).then(|| format!("{name} is {x}, which must be a finite number above 0"))
         };
+        let seconds = |name: &str, x: f64| {
+            positive(name, x).or_else(|| {
+                (x > LONGEST).then(|| format!("{name} is {x:e} seconds, which must be at most {LONGEST:e}"))
+            })
+        };
+        let speed = |x: f64| {
+            let range = MOST_TIMES.recip()..=MOST_TIMES;
+            positive("decode.speed", x).or_else(|| {
+                (!range.contains(&x))
+                    .then(|| format!("decode.speed is {x:e}, which must be from {:e} to {MOST_TIMES:e}", range.start()))
+            })
+        };
         let share = |name: &str, x: f64| {
             (!(0.0..=1.0).contains(&x)).then(|| format!("{name} is {x}, which must be a share from 0 to 1"))
         };
@@ -297,17 +319,17 @@ impl Scenario {
         };
         (!(0.0..1.0).contains(&self.warmup))
             .then(|| format!("warmup is {}, which must be a share from 0 to below 1", self.warmup))
-            .or_else(|| self.decode.iter().find_map(|group| positive("decode.speed", group.speed)))
+            .or_else(|| self.decode.iter().find_map(|group| speed(group.speed)))
             .or_else(|| self.rate.and_then(|rate| positive("rate", rate)))
             .or_else(|| {
                 let slow = |rate: &f64| *rate < SLOWEST;
                 self.rate.filter(slow).map(|rate| format!("rate is {rate} a second, which must be at least {SLOWEST}"))
             })
-            .or_else(|| self.burst.and_then(|burst| positive("burst.on", burst.on)))
-            .or_else(|| self.burst.filter(|b| b.off != 0.0).and_then(|burst| positive("burst.off", burst.off)))
-            .or_else(|| self.swing.and_then(|swing| positive("swing.period", swing.period)))
+            .or_else(|| self.burst.and_then(|burst| seconds("burst.on", burst.on)))
+            .or_else(|| self.burst.filter(|b| b.off != 0.0).and_then(|burst| seconds("burst.off", burst.off)))
+            .or_else(|| self.swing.and_then(|swing| seconds("swing.period", swing.period)))
             .or_else(|| self.swing.and_then(|swing| share("swing.amplitude", swing.amplitude)))
-            .or_else(|| self.drift.and_then(|drift| positive("drift.period", drift.period)))
+            .or_else(|| self.drift.and_then(|drift| seconds("drift.period", drift.period)))
             .or_else(|| self.drift.and_then(|drift| share("drift.amplitude", drift.amplitude)))
             .or_else(|| self.prefix.and_then(|prefix| share("prefix.share", prefix.share)))
             .or_else(|| needs_rate("burst", self.burst.is_some()))
@@ -326,9 +348,15 @@ impl Scenario {
             if !(event.at.is_finite() && event.at >= last) {
                 return Some(format!("{name} is at {}, which must be a time not before the event above it", event.at));
             }
+            if event.at > LONGEST {
+                return Some(format!("{name} is at {:e} seconds, which must be at most {LONGEST:e}", event.at));
+            }
             last = event.at;
             if !(event.by.is_finite() && event.by > 0.0) {
                 return Some(format!("{name}: by is {}, which must be a finite number above 0", event.by));
+            }
+            if event.what == Happens::Slow && event.by > MOST_TIMES {
+                return Some(format!("{name}: by is {:e}, which must be at most {MOST_TIMES:e}", event.by));
             }
             if event.what == Happens::Join {
                 if event.by > MOST_SLOTS as f64 {
@@ -399,6 +427,20 @@ mod tests {
             (Scenario { decode: group(u32::MAX, 1.0), ..good.clone() }, "slots of all workers together is 8589934590"),
             (Scenario { prefill: Some(4_000_000_000), ..good.clone() }, "prefill is 4000000000"),
             (Scenario { rate: Some(1e-300), ..good.clone() }, "rate is 0.0000"),
+            (Scenario { decode: group(4, 1e-300), ..good.clone() }, "decode.speed is 1e-300, which must be from 1e-6"),
+            (
+                Scenario { rate: Some(1.0), burst: Some(Burst { on: 1.0, off: 1e300 }), ..good.clone() },
+                "burst.off is 1e300 seconds, which must be at most 1e12",
+            ),
+            (
+                Scenario {
+                    prefix: Some(PrefixSharing { groups: u32::MAX, tokens: 8, share: 1.0, cache_tokens: 0 }),
+                    ..good.clone()
+                },
+                "prefix.groups is 4294967295, which must be at most 10000",
+            ),
+            (Scenario { event: event(1e300, 0, Happens::Resume, 1.0), ..good.clone() }, "event 0 is at 1e300 seconds"),
+            (Scenario { event: event(1.0, 0, Happens::Slow, 1e300), ..good.clone() }, "event 0: by is 1e300"),
             (Scenario { max_queue: Some(0), ..good.clone() }, "max_queue is 0"),
             (Scenario { event: event(1.0, 0, Happens::Join, 4e9), ..good.clone() }, "event 0: by is 4000000000"),
             (Scenario { decode: group(4, -1.0), ..good.clone() }, "decode.speed is -1"),

@@ -54,7 +54,7 @@ pub struct Pool<'a> {
 /// time go in order of events.
 ///
 /// # Errors
-/// A scenario or a cost that makes no sense, and nothing to serve.
+/// A scenario or a cost that makes no sense, nothing to serve, and requests that nobody is left to serve.
 pub fn simulate(
     pool: Pool<'_>,
     scenario: &Scenario,
@@ -73,7 +73,7 @@ pub fn simulate(
     if pool.served.is_empty() || pool.served.iter().any(|&index| pool.set.n_steps(index) == 0) {
         return Err(SimError::NoRequests);
     }
-    Ok(Run::new(pool, scenario, policy, refitter).run())
+    Run::new(pool, scenario, policy, refitter).run()
 }
 
 /// The labels of the requests that are served, by name.
@@ -89,6 +89,7 @@ impl<'a> Run<'a> {
             max_queue: scenario.max_queue.map_or(usize::MAX, |n| n as usize),
             max_handoffs: scenario.max_handoffs as usize,
             age_bound: scenario.age_bound,
+            migrate_every: scenario.migrate_every,
             ..DispatchLimits::default()
         };
         let requests = pool.trace.requests.len();
@@ -133,6 +134,7 @@ impl<'a> Run<'a> {
             meter: Meter::new(n_slots.len(), (scenario.requests as f64 * scenario.warmup) as u64),
             commands: Vec::new(),
             woken: Vec::new(),
+            handoffs: (0.0, 0.0),
             refitter,
         };
         for group in &scenario.decode {
@@ -149,11 +151,12 @@ impl<'a> Run<'a> {
         let ranks = (!pool.ranks.is_empty()).then(|| Arc::clone(&pool.ranks[nth % pool.ranks.len()]));
         let (chunk, n_prefix) = (self.scenario.chunk, self.prompts.n_prefix());
         let runner = ClusterRunner::new(pool.set, pool.cost, n_slots, chunk, n_prefix, ranks);
+        let runner = runner.tapped(self.dispatcher.feedback());
         let scheduler = DecodeWorker::new(runner.info(), chunk, &[]);
         self.decode.push(Worker::new(scheduler, runner, slowness));
     }
 
-    fn run(mut self) -> ClusterReport {
+    fn run(mut self) -> Result<ClusterReport, SimError> {
         for event in &self.scenario.event {
             self.at(event.at, Happening::Planned(*event));
         }
@@ -177,7 +180,9 @@ impl<'a> Run<'a> {
             }
             self.after_each();
         }
-        assert_eq!(self.dispatcher.n_active(), 0, "requests that never end");
+        if self.dispatcher.n_active() > 0 {
+            return Err(SimError::NeverEnd { n_active: self.dispatcher.n_active(), at: self.now });
+        }
         let stats = self.dispatcher.stats();
         let cache = self.dispatcher.cache_stats();
         let totals = Totals {
@@ -188,10 +193,11 @@ impl<'a> Run<'a> {
             refused: self.n_refused,
             retried: stats.n_retried,
             lost: stats.n_workers_lost,
+            migrated: stats.n_migrated,
             copies: self.mix.n_copies(),
             cached: cache.n_cached_tokens as f64 / (cache.n_prompt_tokens as f64).max(1.0),
         };
-        self.meter.report(totals)
+        Ok(self.meter.report(totals))
     }
 
     fn after_each(&mut self) {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     refit::Refitter,
-    schedule::{Command, DecodeWorker, Dispatcher, PrefillWorker, Source, WorkerEvent},
+    schedule::{Command, DecodeWorker, Dispatcher, PrefillWorker, Source, StepPicks, WorkerEvent},
     types::RequestId,
 };
 
@@ -41,6 +41,8 @@ pub(super) struct Run<'a> {
     pub commands: Vec<Command>,
     /// Workers that may have a step to start.
     pub woken: Vec<Source>,
+    /// Hand-offs so far, and the milliseconds they took.
+    pub handoffs: (f64, f64),
     pub refitter: Option<Refitter>,
 }
 
@@ -62,6 +64,8 @@ pub(super) struct Step {
     pub charged: Charged,
     /// It took no sequence in.
     pub is_pure: bool,
+    /// What its sequences picked, where it is tapped.
+    pub picked: Option<(Vec<RequestId>, StepPicks)>,
 }
 
 /// A request in the system.

@@ -20,6 +20,8 @@ const LORA_Q: usize = 32;
 const LORA_KV: usize = 32;
 const ROPE: usize = 16;
 const NOPE: usize = 16;
+/// Tokens that a short convolution of `Lfm2Moe` looks at.
+const CONVOLVED: usize = 3;
 
 /// An architecture that can be planted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,9 @@ pub enum Arch {
     DeepSeek2,
     /// A gate beside the block that norms and scales its own input, fused gate and up projections, sliding windows.
     Gemma4,
+    /// Short convolutions, which keep a state of their last tokens only, beside attention in every second layer; a sigmoid
+    /// gate with a choice bias; a dense first layer.
+    Lfm2Moe,
     /// No experts.
     DenseLlama,
 }
@@ -45,6 +50,9 @@ impl Arch {
     /// The architectures with experts.
     pub const MOE: [Self; 5] = [Self::Qwen3Moe, Self::Llama, Self::GptOss, Self::DeepSeek2, Self::Gemma4];
 
+    /// The one whose memory can not be cut.
+    pub const HYBRID: Self = Self::Lfm2Moe;
+
     /// llama.cpp's name.
     pub fn name(self) -> &'static str {
         match self {
@@ -53,12 +61,13 @@ impl Arch {
             Self::GptOss => "gpt-oss",
             Self::DeepSeek2 => "deepseek2",
             Self::Gemma4 => "gemma4",
+            Self::Lfm2Moe => "lfm2moe",
         }
     }
 
     pub fn n_layer(self) -> u32 {
         match self {
-            Self::Qwen3Moe | Self::DeepSeek2 => 5,
+            Self::Qwen3Moe | Self::DeepSeek2 | Self::Lfm2Moe => 5,
             Self::Llama | Self::DenseLlama => 4,
             Self::GptOss | Self::Gemma4 => 6,
         }
@@ -67,7 +76,7 @@ impl Arch {
     pub fn n_expert(self) -> u32 {
         match self {
             Self::Qwen3Moe | Self::GptOss => 32,
-            Self::DeepSeek2 | Self::Gemma4 => 16,
+            Self::DeepSeek2 | Self::Gemma4 | Self::Lfm2Moe => 16,
             Self::Llama => 8,
             Self::DenseLlama => 0,
         }
@@ -76,7 +85,7 @@ impl Arch {
     pub fn n_expert_used(self) -> u32 {
         match self {
             Self::Qwen3Moe | Self::GptOss => 4,
-            Self::DeepSeek2 | Self::Gemma4 => 3,
+            Self::DeepSeek2 | Self::Gemma4 | Self::Lfm2Moe => 3,
             Self::Llama => 2,
             Self::DenseLlama => 0,
         }
@@ -87,9 +96,20 @@ impl Arch {
         matches!(self, Self::GptOss | Self::Gemma4)
     }
 
+    /// Whether a layer is a short convolution.
+    fn is_recurrent(self, layer: u32) -> bool {
+        self == Self::HYBRID && layer.is_multiple_of(2)
+    }
+
+    /// Width of a head.
+    fn head(self) -> usize {
+        // Its heads are as wide as the residual stream together.
+        if self == Self::Lfm2Moe { N_EMBD / N_HEAD } else { HEAD }
+    }
+
     fn has_experts(self, layer: u32) -> bool {
         match self {
-            Self::DeepSeek2 => layer > 0,
+            Self::DeepSeek2 | Self::Lfm2Moe => layer > 0,
             Self::DenseLlama => false,
             _ => true,
         }
@@ -107,6 +127,10 @@ impl Arch {
                 rule.choice_bias = bias(0.2);
                 rule.groups = Some((4, 2));
             }
+            Self::Lfm2Moe => {
+                rule.sigmoid = true;
+                rule.choice_bias = bias(0.2);
+            }
             _ => {}
         }
         rule
@@ -118,7 +142,8 @@ pub fn put(arch: Arch, writer: &mut GgufWriter, tensors: &mut Tensors, rng: &mut
     put_metadata(arch, writer);
     let shape = [N_EMBD, N_VOCAB];
     tensors.put("token_embd.weight", &shape, |dim, token| if dim == token { 1.0 } else { 0.0 });
-    tensors.fill("output_norm.weight", &[N_EMBD], 1.0);
+    let output_norm = if arch == Arch::Lfm2Moe { "token_embd_norm.weight" } else { "output_norm.weight" };
+    tensors.fill(output_norm, &[N_EMBD], 1.0);
     // Scratch dimensions are small beside the token's, so the output reads them through larger weights. Control tokens
     // have logit 0, which never is the largest.
     tensors.put("output.weight", &shape, |dim, token| {
@@ -132,7 +157,11 @@ pub fn put(arch: Arch, writer: &mut GgufWriter, tensors: &mut Tensors, rng: &mut
     let mut gates = Vec::new();
     for layer in 0..arch.n_layer() {
         let mut block = Block { prefix: format!("blk.{layer}"), arch, tensors, rng };
-        block.attention();
+        if arch.is_recurrent(layer) {
+            block.short_convolution();
+        } else {
+            block.attention();
+        }
         if arch.has_experts(layer) {
             let rule = arch.rule(block.rng);
             let gate = rule.plant(block.rng);
@@ -179,10 +208,19 @@ fn put_metadata(arch: Arch, writer: &mut GgufWriter) {
         set("expert_weights_norm", true.into());
         set("expert_weights_scale", 2.5.into());
     } else {
-        set("attention.head_count_kv", n(N_HEAD_KV));
-        set("attention.key_length", n(HEAD));
-        set("attention.value_length", n(HEAD));
-        set("rope.dimension_count", n(HEAD));
+        if arch == Arch::Lfm2Moe {
+            // A layer without keys and values is a convolution.
+            let n_kv = |layer| if arch.is_recurrent(layer) { 0 } else { N_HEAD_KV as u32 };
+            set("attention.head_count_kv", Value::Array(Array::U32((0..arch.n_layer()).map(n_kv).collect())));
+            set("shortconv.l_cache", n(CONVOLVED));
+            set("leading_dense_block_count", n(1));
+            set("expert_gating_func", n(2));
+        } else {
+            set("attention.head_count_kv", n(N_HEAD_KV));
+        }
+        set("attention.key_length", n(arch.head()));
+        set("attention.value_length", n(arch.head()));
+        set("rope.dimension_count", n(arch.head()));
     }
     if !matches!(arch, Arch::Llama | Arch::DenseLlama) {
         set("expert_feed_forward_length", n(N_FF));
@@ -234,6 +272,13 @@ impl Block<'_> {
         self.tensors.put_on_scratch(&self.name(part), &[N_EMBD], 0.05, self.rng);
     }
 
+    fn short_convolution(&mut self) {
+        self.norm("attn_norm");
+        self.tensors.random(&self.name("shortconv.conv.weight"), &[CONVOLVED, N_EMBD], 0.5, self.rng);
+        self.read("shortconv.in_proj.weight", &[N_EMBD, 3 * N_EMBD]);
+        self.write("shortconv.out_proj.weight", &[N_EMBD, N_EMBD]);
+    }
+
     fn attention(&mut self) {
         self.norm("attn_norm");
         if self.arch == Arch::DeepSeek2 {
@@ -247,13 +292,14 @@ impl Block<'_> {
             self.write("attn_output", &[N_HEAD * NOPE, N_EMBD]);
             return;
         }
-        self.read("attn_q", &[N_EMBD, N_HEAD * HEAD]);
-        self.read("attn_k", &[N_EMBD, N_HEAD_KV * HEAD]);
-        self.read("attn_v", &[N_EMBD, N_HEAD_KV * HEAD]);
-        self.write("attn_output", &[N_HEAD * HEAD, N_EMBD]);
-        if matches!(self.arch, Arch::Qwen3Moe | Arch::Gemma4) {
-            self.tensors.fill(&self.name("attn_q_norm"), &[HEAD], 0.5);
-            self.tensors.fill(&self.name("attn_k_norm"), &[HEAD], 0.5);
+        let head = self.arch.head();
+        self.read("attn_q", &[N_EMBD, N_HEAD * head]);
+        self.read("attn_k", &[N_EMBD, N_HEAD_KV * head]);
+        self.read("attn_v", &[N_EMBD, N_HEAD_KV * head]);
+        self.write("attn_output", &[N_HEAD * head, N_EMBD]);
+        if matches!(self.arch, Arch::Qwen3Moe | Arch::Gemma4 | Arch::Lfm2Moe) {
+            self.tensors.fill(&self.name("attn_q_norm"), &[head], 0.5);
+            self.tensors.fill(&self.name("attn_k_norm"), &[head], 0.5);
         }
         if self.arch == Arch::GptOss {
             self.tensors.random(&self.name("attn_q.bias"), &[N_HEAD * HEAD], 0.1, self.rng);

@@ -1,16 +1,29 @@
+//! Where a text that comes in pieces is ended by a stop string.
+//!
+//! Never lets a part of a stop string go, and never ends a request: that is up to who reads it.
+
 /// Holds text back that may become a stop string, until it is one or can not become one.
 ///
 /// A stop string ends the text where it completes first; of several that complete at once, the longest counts. So the
 /// result does not depend on how the text was cut into pieces.
+///
+/// ```
+/// use eldr::engine::{Released, StopFilter};
+///
+/// let mut stop = StopFilter::new(vec!["\n\n".to_owned()]);
+/// assert_eq!(stop.push("one\n").text, "one");
+/// let Released { text, hit } = stop.push("two\n\nthree");
+/// assert_eq!((text.as_str(), hit), ("\ntwo", Some(0)));
+/// ```
 #[derive(Debug)]
-pub(super) struct StopFilter {
+pub struct StopFilter {
     stops: Vec<String>,
     held: String,
 }
 
 /// What a piece of text let go.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Released {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Released {
     /// Text that can not be part of a stop string.
     pub text: String,
     /// The stop string that ended the text, by its number.

@@ -1,25 +1,36 @@
+//! Grammars of whole numbers between two bounds.
+//!
+//! Never writes a number that a double does not hold.
+
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-use super::{error::ApiError, fields::wrong_kind};
+use crate::server::{error::ApiError, fields::wrong_kind};
 
-/// What bounds an integer in a schema: at least, at most, above, below.
-pub(super) const NAMES: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+/// What bounds a number in a schema: at least, at most, above, below.
+const NAMES: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
 /// The largest whole number that a bounded grammar writes: every one up to it is a double.
-const MOST: i64 = (1 << 53) - 1;
+pub(super) const MOST: i64 = (1 << 53) - 1;
+
+/// The bounds that the schema `map`, found at `path`, has: their names, values and paths.
+pub(super) fn bounds(map: &Map<String, Value>, path: &str) -> Result<Vec<(&'static str, f64, String)>, ApiError> {
+    let there = NAMES.into_iter().filter_map(|name| Some((name, map.get(name)?, format!("{path}.{name}"))));
+    let read = there.map(|(name, value, path)| {
+        let bound = value.as_f64().ok_or_else(|| wrong_kind(&path, "a number", value))?;
+        // One more than a grammar writes is as far out as any.
+        let far = (MOST + 1) as f64;
+        Ok((name, bound.clamp(-far, far), path))
+    });
+    read.collect()
+}
 
 /// The least and the greatest integer that the schema `map`, found at `path`, allows; none where it says neither.
 pub(super) fn of_schema(map: &Map<String, Value>, path: &str) -> Result<Option<(i64, i64)>, ApiError> {
     let (mut low, mut high) = (-MOST, MOST);
     let mut last = None;
-    for name in NAMES {
-        let Some(value) = map.get(name) else { continue };
-        let path = format!("{path}.{name}");
-        let bound = value.as_f64().ok_or_else(|| wrong_kind(&path, "a number", value))?;
-        // Nothing is beyond what a grammar writes.
-        let bound = bound.clamp(-(MOST as f64), MOST as f64);
+    for (name, bound, path) in bounds(map, path)? {
         match name {
             "minimum" => low = low.max(bound.ceil() as i64),
             "maximum" => high = high.min(bound.floor() as i64),
@@ -104,55 +115,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    use super::*;
-
-    /// Whether a rule of the kind made here allows `text`: sequences, alternatives, classes, repetitions and a sign.
-    fn allows(rule: &str, text: &str) -> bool {
-        ends(rule.trim(), text).contains(&"")
-    }
-
-    /// What can be left of `text` once `rule` has taken its part.
-    fn ends<'a>(rule: &str, text: &'a str) -> Vec<&'a str> {
-        split(rule, '|').iter().flat_map(|choice| sequence(choice.trim(), text)).collect()
-    }
-
-    fn sequence<'a>(rule: &str, text: &'a str) -> Vec<&'a str> {
-        let mut left = vec![text];
-        for item in split(rule, ' ').iter().map(|item| item.trim()).filter(|item| !item.is_empty()) {
-            left = left.into_iter().flat_map(|text| one(item, text)).collect();
-        }
-        left
-    }
-
-    fn one<'a>(item: &str, text: &'a str) -> Vec<&'a str> {
-        if let Some(inner) = item.strip_prefix('(') {
-            return ends(inner.strip_suffix(')').expect("closed"), text);
-        }
-        if item == "\"-\"" {
-            return text.strip_prefix('-').into_iter().collect();
-        }
-        let (class, n) = item
-            .split_once('{')
-            .map_or((item, 1), |(class, n)| (class, n.trim_end_matches('}').parse().expect("a number")));
-        let class = class.trim_matches(['[', ']']);
-        let (a, b) = class.split_once('-').unwrap_or((class, class));
-        let fits = |digit: u8| a.as_bytes()[0] <= digit && digit <= b.as_bytes()[0];
-        let bytes = text.as_bytes();
-        (bytes.len() >= n && bytes[..n].iter().all(|&digit| fits(digit))).then(|| &text[n..]).into_iter().collect()
-    }
-
-    fn split(rule: &str, at: char) -> Vec<String> {
-        let (mut parts, mut depth) = (vec![String::new()], 0);
-        for c in rule.chars() {
-            depth += i32::from(c == '(') - i32::from(c == ')');
-            if c == at && depth == 0 {
-                parts.push(String::new());
-            } else {
-                parts.last_mut().expect("one").push(c);
-            }
-        }
-        parts
-    }
+    use super::{super::matcher::allows, *};
 
     #[test]
     fn bounds_beyond_all_numbers_are_taken() {
@@ -161,7 +124,10 @@ mod tests {
         assert_eq!(read(json!({"exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5})), Ok(Some((1, 2))));
         assert_eq!(read(json!({"minimum": 0.5, "maximum": 2.5})), Ok(Some((1, 2))));
         assert_eq!(read(json!({"type": "integer"})), Ok(None));
-        assert!(read(json!({"exclusiveMinimum": 1e300})).is_err_and(|why| why.contains("leaves no integer")));
+        // Symptom: the largest number that a grammar writes was allowed, which is less than the minimum.
+        for schema in [json!({"exclusiveMinimum": 1e300}), json!({"minimum": 1e300}), json!({"maximum": -1e300})] {
+            assert!(read(schema).is_err_and(|why| why.contains("leaves no integer")));
+        }
         assert!(span(-MOST, MOST).len() < 4000);
     }
 
