@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "support/fake_engine.rs"]
+#[expect(dead_code, reason = "the model and its letters are used, in engines made here")]
 mod fake;
 #[path = "marginal/planted.rs"]
 mod planted;

@@ -250,7 +250,7 @@ mod tests {
         let mut scheduler = Scheduler::Prefill(Box::new(prefill));
         let (mut events, mut turns, mut n_turn) = (Vec::new(), Vec::new(), 0);
         while !scheduler.is_idle() {
-            n_turn += scheduler.step(&mut runner, &mut events).n_prompt;
+            n_turn += scheduler.step(&mut runner, &mut events, false).n_prompt;
             if !scheduler.goes_on(n_turn) {
                 turns.push(std::mem::take(&mut n_turn));
             }

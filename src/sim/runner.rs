@@ -84,7 +84,9 @@ impl ModelRunner for ReplayRunner<'_> {
             };
             self.set.fill(batch.iter().map(step), picks);
         }
-        batch.iter().for_each(|item| self.n_held[item.slot.index()] = item.pos + 1);
+        for item in batch {
+            self.n_held[item.slot.index()] = item.pos + 1;
+        }
         next.clear();
         next.resize(batch.len(), 0);
         Ok(())

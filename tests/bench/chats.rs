@@ -319,7 +319,7 @@ impl<'a> Run<'a> {
                 Command::Prefill(worker, job) => self.prefill[worker.index()].scheduler.admit(job),
                 Command::Decode(worker, handoff, _) => self.decode[worker.index()].scheduler.admit(handoff),
                 Command::Keep(worker, left) => self.prefill[worker.index()].scheduler.take_in(left),
-                Command::Cancel(..) => panic!("nobody cancels"),
+                Command::Cancel(..) | Command::Migrate(..) => panic!("nobody cancels or moves"),
                 Command::End(id, outcome) => {
                     assert!(matches!(outcome, Outcome::Finished(FinishReason::Length, _)), "{outcome:?}");
                     self.turns.get_mut(&id).expect("begun").ended = self.now;

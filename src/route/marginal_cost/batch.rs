@@ -114,9 +114,9 @@ mod tests {
         let (load, ids) = (batch.load(3), batch.residents.iter().map(|resident| resident.id).collect::<Vec<_>>());
         // 25, 20 and 15 tokens.
         assert_eq!(load.n_context.to_bits(), 60.0f64.to_bits());
-        for at in 0..3 {
+        for (at, expected) in [(15, 25), (10, 20), (5, 15)].into_iter().enumerate() {
             let (n_run, n_tokens) = (batch.n_run(at), batch.n_tokens(at));
-            assert_eq!((n_run, n_tokens), (15 - 5 * at as i64, 25 - 5 * at as u32));
+            assert_eq!((n_run, n_tokens), expected);
             let resident = batch.take(at, &tables);
             assert!(batch.load(2).n_experts < load.n_experts);
             batch.put_back(at, resident, &tables);
