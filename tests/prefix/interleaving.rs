@@ -169,14 +169,14 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 40, ..ProptestConfig::with_cases(1) })]
     #[test]
-    fn so_are_thousands_of_operations(
-        ops in prop::collection::vec(op(), 1000..1200),
+    fn so_are_hundreds_of_operations_on_one_worker(
+        ops in prop::collection::vec(op(), 300..400),
         mut setting in setting(),
         seed in 0u64..1000,
     ) {
         for arch in [Arch::Qwen3Moe, Arch::HYBRID] {
             setting.arch = arch;
-            prop_assert!(run(&ops, setting, seed) > 200);
+            prop_assert!(run(&ops, setting, seed) > 20);
         }
     }
 }
