@@ -89,6 +89,10 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
         assert!(run.tpot_ms.unwrap().p50 > 0.0 && run.ttft_ms.unwrap().p50 > 0.0);
         assert!(run.handoff_ms.unwrap().p50 > 0.0 && run.route_us.unwrap().p50 > 0.0);
     }
+    // What its steps took can be simulated with.
+    let cost = report.cost.clone().unwrap();
+    assert_eq!(cost.problem(), None);
+    assert!(cost.decode.step(4 * 6, 1, 100) > 0.0 && cost.prefill.step(128) > 0.0 && cost.handoff.per_token > 0.0);
     let virtual_hashes = hashes(&report);
     assert_eq!(virtual_hashes.len(), 1, "{virtual_hashes:?}");
 
@@ -96,7 +100,9 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
     let one = BenchParams { policies: balancers.clone(), concurrency: Some(5), ..params(Clock::Virtual, 1, None) };
     assert_eq!(hashes(&run(&one, &mut |_| {}).unwrap()), virtual_hashes);
     let real = BenchParams { policies: balancers, concurrency: Some(9), ..params(Clock::Real, 2, None) };
-    assert_eq!(hashes(&run(&real, &mut |_| {}).unwrap()), virtual_hashes);
+    let real = run(&real, &mut |_| {}).unwrap();
+    assert_eq!(hashes(&real), virtual_hashes);
+    assert_eq!(real.cost, None);
 
     let json = serde_json::to_string(&report).unwrap();
     let file = dir.path().join("bench.json");

@@ -58,7 +58,7 @@ stage "targets" all_targets_are_named
 
 stage "format" cargo fmt --check
 if have shellcheck; then
-    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh \
+    stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh tests/gpu/*.sh \
         src/capi/packaging/*.sh examples/demo.sh examples/paper/*.sh
 fi
 if have python3; then
@@ -80,6 +80,8 @@ stage "many, slow and hostile clients" tests/server/load.sh
 stage "a cut cable" env ELDR="$TARGET/release/eldr" tests/scripts/netns.sh
 stage "benches and examples build" cargo build --locked --release --benches --examples
 stage "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --release --no-deps
+
+stage "checks of a device, on the CPU" env DEVICE=cpu SIZE=small OUT="$(mktemp -d)" tests/gpu/run.sh
 
 stage "figures of the paper, small" env OUT="$(mktemp -d)" examples/paper/run.sh small
 stage "main result, small" env OUT="$(mktemp -d)" examples/paper/main_result.sh small

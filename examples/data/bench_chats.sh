@@ -24,7 +24,7 @@ for cache in off on; do
     "$eldr" bench --workload "$work/chats.jsonl" --requests "$requests" --policies round_robin,marginal_cost \
         --calibration "$work/fit.safetensors" --clock virtual --concurrency "${CONCURRENCY:-24}" --prefill 8 --decode 4 \
         --slots 16 --chunk 128 --output-tokens "${OUTPUT:-96}" --threads 1 --prefix-cache "$cache" \
-        --output "$work/$cache.json"
+        --json "$work/$cache.json"
 done
 python3 - "$work/off.json" "$work/on.json" <<'PYTHON'
 import json

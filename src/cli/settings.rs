@@ -287,13 +287,16 @@ fn check(arg: &Arg, found: &Found) -> Result<(), CliError> {
 mod tests {
     use std::io::Write as _;
 
+    use clap::value_parser;
+
     use super::*;
 
     fn command() -> Command {
-        let tokens = Arg::new("n").long("n-predict").visible_alias("max-tokens").default_value("64");
+        let number = |id: &'static str, long: &'static str| Arg::new(id).long(long).value_parser(value_parser!(u32));
+        let tokens = number("n", "n-predict").visible_alias("max-tokens").default_value("64");
         Command::new("eldr")
             .subcommand(Command::new("run").arg(tokens))
-            .subcommand(Command::new("bench").arg(Arg::new("m").long("max-tokens").default_value("32")))
+            .subcommand(Command::new("bench").arg(number("m", "max-tokens").default_value("32")))
     }
 
     /// Values of `run --n-predict` and `bench --max-tokens`.
@@ -306,7 +309,7 @@ mod tests {
         [("run", "n"), ("bench", "m")].map(|(verb, id)| {
             let matches = command.clone().get_matches_from(["eldr", verb]);
             let (_, matches) = matches.subcommand().expect("a verb");
-            matches.get_one::<String>(id).expect("a default").clone()
+            matches.get_one::<u32>(id).expect("a default").to_string()
         })
     }
 

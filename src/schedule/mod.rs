@@ -45,7 +45,9 @@
 //!     }
 //!     let source = if prefill.is_idle() { Source::Decode(WorkerId(0)) } else { Source::Prefill(WorkerId(0)) };
 //!     match source {
-//!         Source::Prefill(_) => prefill.step(&mut prefill_runner, &mut events),
+//!         Source::Prefill(_) => {
+//!             prefill.step(&mut prefill_runner, &mut events);
+//!         }
 //!         Source::Decode(_) => {
 //!             let step: &DecodeStep = decode.step(&mut decode_runner, &mut events);
 //!             assert!(step.requests.len() <= 1);

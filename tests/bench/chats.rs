@@ -32,7 +32,7 @@ const N_OUTPUT: u32 = 48;
 /// From one turn's begin to the next's: longer than a turn takes.
 const TURN: Duration = Duration::from_millis(900);
 /// From one chat's begin to the next's.
-const NEXT_CHAT: Duration = Duration::from_millis(90);
+const NEXT_CHAT: Duration = Duration::from_millis(45);
 /// Characters of what a user says.
 const N_QUESTION: usize = 260;
 

@@ -31,13 +31,15 @@ if [ -z "${ELDR:-}" ] || [ -z "${CHECK:-}" ]; then
     CHECK=$(find "$TARGET/release/deps" -name 'device-*' -type f -perm -u+x -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2)
 fi
 mkdir -p "$out"
-rm -f "$out"/*.json "$out"/*.jsonl "$out"/gpu.md "$out"/*.trace "$out"/*.safetensors
+rm -f "$out"/*.json "$out"/*.jsonl "$out"/gpu.md "$out"/*.log "$out"/*.trace "$out"/*.safetensors
 
 step() { echo "== $1, $SECONDS s" >&2; }
 
 step "the machine"
-"$ELDR" doctor --json --prefill "1@$device" --decode "4@$device" --plan > "$out/doctor.json" ||
-    stop "eldr finds something broken with $device: see $out/doctor.json."
+"$ELDR" doctor --json --prefill "1@$device" --decode "4@$device" --plan > "$out/doctor.json" 2> "$out/doctor.log" ||
+    stop "$(python3 -c 'import json, sys
+broken = [f for f in json.load(open(sys.argv[1]))["findings"] if f["level"] == "broken"]
+print(broken[0]["message"] + ": " + broken[0]["advice"])' "$out/doctor.json" 2> /dev/null || cat "$out/doctor.log")"
 
 model="${MODEL:-}"
 if [ -z "$model" ] && [ -n "$inflate" ]; then

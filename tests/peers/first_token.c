@@ -1,9 +1,10 @@
 // Loads a model through the C library and writes the first token after a prompt: what tests/peers/first_token.sh times.
 //
-//   first_token MODEL PROMPT
+//   first_token MODEL PROMPT [N_SLOTS N_CTX]
 #include <eldr.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int failed(void) {
@@ -12,12 +13,16 @@ static int failed(void) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 5) return 2;
   eldr_engine_params params;
   if (eldr_engine_default_params(&params, sizeof params)) return failed();
   params.model = argv[1];
   params.prefill = params.decode = "1@cpu";
   params.n_threads = 1;
+  if (argc == 5) {
+    params.n_slots = (uint32_t)atoi(argv[3]);
+    params.n_ctx_slot = (uint32_t)atoi(argv[4]);
+  }
   eldr_engine *engine = NULL;
   if (eldr_engine_open(&params, &engine)) return failed();
 

@@ -8,8 +8,8 @@
 # Both sides have WORKERS (2) workers of one thread each (eldr PREFILL prefill workers beside them, as many, which take turns with them), SLOTS (8) sequences a worker, no flash attention, no prefix cache and the same
 # requests. No more workers than cores: threads that wait for one another spin each other down. Needs nginx, and the program that
 # batched_bench.sh tells how to install. WORKLOADS ("mixed one"), CLIENTS ("16"), ROUNDS (5) and SCALE (1): see side_by_side.py. Run it
-# on a quiet machine. ELDR_ARGS are more options of `eldr serve`. PADDLER is the URL of a Paddler's balancer whose agents serve the same
-# model, if it is to be compared, and PADDLER_PIDS its processes, with commas.
+# on a quiet machine. ELDR_ARGS are more options of `eldr serve`. PADDLER is the program of Paddler 1.0.0 (`cargo install paddler
+# --version 1.0.0 --locked`), the last that balances llama-servers and is a program on crates.io, if it is to be compared.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -27,13 +27,14 @@ ctx=1024
 read -r -a our_args <<<"${ELDR_ARGS:-}"
 have nginx || install_packages nginx
 
-upstream="" their_pids=""
+upstream="" their_pids="" their_ports=()
 for _ in $(seq "$workers"); do
     port="$(free_port)"
     LD_LIBRARY_PATH="$(dirname "$peer")" "$peer" -m "$model" --host 127.0.0.1 --port "$port" -t 1 -tb 1 -np "$slots" \
         -c "$((ctx * slots))" -fa off --no-kv-unified --cache-ram 0 >"$work/theirs.$port.out" 2>&1 &
     pids+=("$!")
     their_pids="$their_pids${their_pids:+,}$!"
+    their_ports+=("$port")
     wait_for "$port"
     upstream="$upstream server 127.0.0.1:$port max_fails=0;"
 done
@@ -79,10 +80,22 @@ ours="$(free_port)"
     --flash-attn off --prefix-cache off "${our_args[@]}" >"$work/ours.out" 2>&1 &
 our_pid=$!
 pids+=("$our_pid")
+sides=("nginx round_robin=http://127.0.0.1:$turns=$their_pids" "nginx least_conn=http://127.0.0.1:$least=$their_pids")
+if [ -n "${PADDLER:-}" ]; then
+    paddled="$(free_port)"
+    manager="$(free_port)"
+    "$PADDLER" balancer --management-addr "127.0.0.1:$manager" --reverseproxy-addr "127.0.0.1:$paddled" >"$work/paddler.out" 2>&1 &
+    pids+=("$!")
+    for port in "${their_ports[@]}"; do
+        "$PADDLER" agent --external-llamacpp-addr "127.0.0.1:$port" --local-llamacpp-addr "127.0.0.1:$port" \
+            --management-addr "127.0.0.1:$manager" --monitoring-interval 1 >"$work/agent.$port.out" 2>&1 &
+        pids+=("$!")
+    done
+    wait_for "$paddled"
+    sides+=("paddler=http://127.0.0.1:$paddled=$their_pids")
+fi
 wait_for "$turns"
 wait_for "$least"
 wait_for "$ours"
-sides=("nginx round_robin=http://127.0.0.1:$turns=$their_pids" "nginx least_conn=http://127.0.0.1:$least=$their_pids")
-[ -z "${PADDLER:-}" ] || sides+=("paddler=$PADDLER=${PADDLER_PIDS:?the processes of PADDLER}")
 WORKLOADS="${WORKLOADS:-mixed one}" CLIENTS="${CLIENTS:-16}" python3 tests/peers/side_by_side.py "${sides[@]}" \
     "eldr=http://127.0.0.1:$ours=$our_pid"

@@ -113,7 +113,7 @@ fn run(ops: &[Op], setting: Setting, seed: u64) -> usize {
             }
             Op::Return if setting.returns => {
                 if let Some(mut handoff) = to_return.pop_front() {
-                    Arc::get_mut(&mut handoff.job.request).unwrap().max_tokens = 20;
+                    Arc::get_mut(&mut handoff.job.request).unwrap().max_tokens = 40;
                     warm.worker.take_in(decode(&model, handoff));
                 }
             }

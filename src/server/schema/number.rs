@@ -268,7 +268,7 @@ mod tests {
                     let rule = rule.expect("bounded");
                     prop_assert!(rule.len() < 9000, "{}", rule.len());
                     for x in [low, high, f64::from(c) / 10.0 / unit, 0.0, low.midpoint(high)] {
-                        let texts = [format!("{x}"), format!("{x:.5}"), format!("{x:.1}")];
+                        let texts = [format!("{x:.9}"), format!("{x:.5}"), format!("{x:.1}"), format!("{x:.0}")];
                         for text in texts {
                             let number: f64 = text.parse().expect("a number");
                             prop_assert_eq!(allows(&rule, &text), holds(number), "{} of {}: {}", text, schema, rule);
