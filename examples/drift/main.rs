@@ -55,21 +55,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let json = serde_json::json!({ "trace": name, "rows": rows, "overtaking": overtaking });
     fs::write(format!("{out}.json"), serde_json::to_string_pretty(&json)?)?;
     if varied.is_empty() {
-        chart(format!("{out}.svg"), &rows, |_| true)?;
+        chart(&format!("{out}.svg"), &rows, |_| true)?;
     }
     for (ablation, all) in &varied {
         let is_shown = |row: &Row| row.is_default || all.iter().any(|contender| contender.name == row.policy);
-        chart(format!("{out}-{ablation}.svg"), &rows, is_shown)?;
+        chart(&format!("{out}-{ablation}.svg"), &rows, is_shown)?;
     }
     overtaking::chart(Path::new(&format!("{out}-admission.svg")), &overtaking)
 }
 
 /// Draws the rows that are shown.
-fn chart(path: String, rows: &[Row], is_shown: impl Fn(&Row) -> bool) -> Result<(), Box<dyn Error>> {
+fn chart(path: &str, rows: &[Row], is_shown: impl Fn(&Row) -> bool) -> Result<(), Box<dyn Error>> {
     let titles =
         ["median of TPOT", "P99 of TPOT"].map(|what| format!("{what}, change in % against the best load balancer"));
     let marks: Vec<Mark> = rows.iter().filter(|row| is_shown(row)).map(Row::mark).collect();
-    chart::draw(Path::new(&path), titles.each_ref().map(String::as_str), &marks)
+    chart::draw(Path::new(path), titles.each_ref().map(String::as_str), &marks)
 }
 
 /// One row for each contender.

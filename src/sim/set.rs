@@ -86,7 +86,7 @@ impl ReplaySet {
         let mut experts = Vec::with_capacity(self.n_expert_used);
         for (item, (index, step)) in items.enumerate() {
             for (layer, words) in self.mask(index, step).chunks_exact(words_layer.max(1)).enumerate() {
-                let is_picked = |expert: &u32| words[*expert as usize / 64] >> (expert % 64) & 1 == 1;
+                let is_picked = |expert: &u32| (words[*expert as usize / 64] >> (expert % 64)) & 1 == 1;
                 experts.clear();
                 experts.extend((0..64 * words_layer as u32).filter(is_picked));
                 // One that is recorded twice was picked twice.
