@@ -112,6 +112,7 @@ fn stats_text(engine: &Engine) -> String {
         "n_active": stats.n_active,
         "n_queued": stats.n_queued,
         "n_retried": stats.dispatch.n_retried,
+        "n_migrated": stats.dispatch.n_migrated,
         "n_workers_lost": stats.dispatch.n_workers_lost,
         "workers": workers,
         "cache": {

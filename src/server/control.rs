@@ -116,6 +116,7 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
         "n_active": stats.n_active,
         "n_queued": stats.n_queued,
         "n_retried": stats.dispatch.n_retried,
+        "n_migrated": stats.dispatch.n_migrated,
         "n_workers_lost": stats.dispatch.n_workers_lost,
         "workers": workers.collect::<Vec<_>>(),
         "recent": recent,
