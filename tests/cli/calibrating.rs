@@ -186,7 +186,7 @@ fn counts_of_another_engine_are_calibrated_and_routed() {
     let base = ["route", "--calibration", text(&file), "--counts", text(&captured)];
     let with = |more: &[&'static str]| base.iter().copied().chain(more.iter().copied()).collect::<Vec<&str>>();
     refused(&with(&["--loads", "1,2,3"]), &["--loads has 3 numbers", "2 workers"]);
-    refused(&with(&["--loads", "1,x"]), &["a whole number for each worker"]);
+    refused(&with(&["--loads", "1,x"]), &["--loads", "'x' of it: it must be a whole number"]);
     refused(&with(&["--tau", "9"]), &["--tau", "from 0", "to 2"]);
     let full = run(with(&["--loads", "1,1", "--limits", "1,1"]));
     assert!(full.code == Some(1) && full.sentence().contains("every decode worker is full"), "{full:?}");

@@ -70,7 +70,7 @@ fn an_ablation_is_a_row_of_its_own() {
     let dir = folder();
     let (trace, cost) = recorded(&dir);
     let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--workers", "4", "--requests", "60"];
-    let more = ["--clusters", "4", "--policies", "least_loaded,locality_band", "--unbalanced", "--json"];
+    let more = ["--clusters", "3", "--policies", "least_loaded,locality_band", "--unbalanced", "--json"];
     let json = run(args.into_iter().chain(more)).succeeded().json();
     let rows = json["rows"].as_array().expect("rows");
     let told: Vec<_> = rows.iter().map(|row| (&row["setting"]["policy"], &row["setting"]["clusters"])).collect();
@@ -96,7 +96,9 @@ fn a_run_that_serves_nothing_is_no_result() {
     };
     let workers = "requests = 40\n[[decode]]\nworkers = 1\n[[event]]\nat = 0.0001\nworker = 0\n";
     refuses(&format!("{workers}what = \"fail\""), 1, &["least_loaded measured no request", "40 failed"]);
-    refuses(&format!("{workers}what = \"drain\""), 2, &["requests wait and no decode worker takes any"]);
+    let others = "requests = 40\n[[decode]]\nworkers = 2\n[[event]]\nat = 0.0001\nworker = 1\nwhat = \"drain\"\n";
+    let lost = "[[event]]\nat = 0.0002\nworker = 0\nwhat = \"fail\"\n";
+    refuses(&format!("{others}{lost}"), 1, &["least_loaded measured no request", "40 failed"]);
 }
 
 #[test]
