@@ -37,7 +37,9 @@ pub fn draw(path: &Path, titles: [&str; 2], marks: &[Mark]) -> Result<(), Box<dy
     let known = marks.iter().any(|mark| mark.name == SHOWN[3]);
     let rows: Vec<&Mark> = marks.iter().filter(|mark| !known || SHOWN.contains(&mark.name.as_str())).collect();
     let n_scenarios = rows.windows(2).filter(|pair| pair[0].group != pair[1].group).count() + 1;
-    let height = HEAD + LINE * i32::try_from(rows.len() + n_scenarios)? + 30;
+    // Where marks have names of their own, a scenario's name is a line above them.
+    let n_head = if known { 1_usize } else { 2 };
+    let height = HEAD + LINE * i32::try_from(rows.len() + n_head * n_scenarios)? + 30;
     let root = SVGBackend::new(path, ((2 * (LEFT + WIDTH)) as u32, height as u32)).into_drawing_area();
     root.fill(&WHITE)?;
     for (panel, title) in (0..).zip(titles) {
@@ -53,19 +55,25 @@ pub fn draw(path: &Path, titles: [&str; 2], marks: &[Mark]) -> Result<(), Box<dy
             let centre = ("sans-serif", 12).into_font().into_text_style(&root).pos(Pos::new(HPos::Center, VPos::Top));
             root.draw(&Text::new(format!("{percent:+}"), (x(percent), HEAD - 28), centre))?;
         }
-        let mut y = HEAD;
+        let (mut y, mut nth_of_group) = (HEAD, 0);
         for (at, row) in rows.iter().enumerate() {
             if at == 0 || rows[at - 1].group != row.group {
                 y += LINE;
                 root.draw(&Text::new(row.group.clone(), (left + 8, y - 6), ("sans-serif", 13)))?;
+                y += if known { 0 } else { LINE };
+                nth_of_group = 0;
             }
             let nth = SHOWN.iter().position(|&shown| shown == row.name);
-            let colour = COLOURS[nth.unwrap_or(at % COLOURS.len())];
+            let colour = COLOURS[nth.unwrap_or(nth_of_group % COLOURS.len())];
+            nth_of_group += 1;
             let Interval { mean, low, high } = if panel == 0 { row.left } else { row.right };
             root.draw(&PathElement::new(vec![(x(low), y), (x(high), y)], colour))?;
             root.draw(&Circle::new((x(mean), y), 4, colour.filled()))?;
-            if nth.is_none() {
-                root.draw(&Text::new(row.name.clone(), (left + 20, y - 1), ("sans-serif", 11)))?;
+            if !(RANGE.0..=RANGE.1).contains(&mean) {
+                root.draw(&Text::new(format!("{mean:+.0}"), (x(mean) + 8, y - 6), ("sans-serif", 11)))?;
+            }
+            if !known {
+                root.draw(&Text::new(row.name.clone(), (left + 20, y - 6), ("sans-serif", 11)))?;
             }
             y += LINE;
         }

@@ -32,6 +32,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("give a trace, where to write, and a number of decode workers".into());
     };
     let n_seeds = rest.first().map_or(Ok(8), |n| n.parse())?;
+    if n_seeds < 2 {
+        return Err("give 2 seeds or more: an interval is between seeds".into());
+    }
     let n_workers = n_workers.parse()?;
     let world = World::new(read_trace(Path::new(trace))?, n_workers, FIRST_SEED..FIRST_SEED + n_seeds);
     let varied = if rest.get(1).is_some_and(|mode| mode == "ablations") { contenders::ablations() } else { Vec::new() };
