@@ -5,6 +5,8 @@
 //! and logits bit for bit.
 #![allow(clippy::unwrap_used)]
 
+#[path = "kv/answers.rs"]
+mod answers;
 #[path = "kv/changed.rs"]
 mod changed;
 #[path = "kv/interleaving.rs"]
@@ -402,48 +404,6 @@ fn where_memory_can_not_be_cut_the_third_prompt_that_begins_alike_finds_a_copy()
         assert_eq!(world.cached(&[&prompt(2), &prompt(3), &prompt(4)]), [0, 0, 0], "{reuse:?}");
         assert!(world.stats.n_fallbacks >= 1 && world.stats.n_checkpoints == 0, "every fallback is counted: {reuse:?}");
     }
-}
-
-#[test]
-fn the_next_turn_of_a_chat_computes_only_what_is_new() {
-    let mut world = World::new(5, 1000, Reuse::Prefix, vec![]);
-    let mut chat = tokens(22, 1);
-    let mut n_cached = Vec::new();
-    for turn in 0..3 {
-        let request = Request {
-            prompt: chat.clone(),
-            max_tokens: 9,
-            sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
-            domain: None,
-            deadline: None,
-        };
-        world.running.insert(RequestId(turn), chat.clone());
-        world.worker.admit(Job::new(RequestId(turn), Arc::new(request)));
-        let handoff = world.drain().remove(0);
-        n_cached.push(handoff.job.n_cached);
-        let left = World::decode(handoff, true).unwrap();
-        // The last token drawn was not run.
-        chat = joined(&[&left.tokens, &[5, 6, 7]]);
-        world.worker.take_in(left);
-        world.step();
-    }
-    assert_eq!(n_cached, [0, 30, 41], "of 22, 33 and 44 tokens");
-    assert_eq!(world.stats.n_returned, 3);
-}
-
-#[test]
-fn an_answer_whose_picks_were_not_counted_is_not_used_where_picks_count() {
-    let mut world = World::new(5, 1000, Reuse::Prefix, vec![]);
-    world.submit(0, &tokens(22, 1));
-    let mut handoff = world.drain().remove(0);
-    let request = Arc::get_mut(&mut handoff.job.request).unwrap();
-    request.max_tokens = 9;
-    let left = World::decode(handoff, false).unwrap();
-    assert!(left.counts.is_none());
-    let next = joined(&[&left.tokens, &[5, 6]]);
-    world.worker.take_in(left);
-    assert_eq!(world.cached(&[&next]), [22]);
-    assert_eq!(world.stats.n_returned, 0);
 }
 
 #[test]

@@ -243,6 +243,13 @@ impl Ledger {
         assert!(self.idle.len() <= self.sequences.len(), "sequences that are idle twice");
     }
 
+    /// Makes an idle sequence the first to make room: another holds all it has.
+    pub fn retire(&mut self, sequence: usize) {
+        self.idle.remove(&(self.sequences[sequence].used, sequence));
+        self.sequences[sequence].used = 0;
+        self.file(sequence);
+    }
+
     fn touch(&mut self, sequence: usize) {
         self.idle.remove(&(self.sequences[sequence].used, sequence));
         self.tick += 1;

@@ -30,11 +30,11 @@ use eldr::{
 const N_TURNS: usize = 4;
 const N_OUTPUT: u32 = 48;
 /// From one turn's begin to the next's: longer than a turn takes.
-const TURN: Duration = Duration::from_millis(900);
+const TURN: Duration = Duration::from_millis(800);
 /// From one chat's begin to the next's.
-const NEXT_CHAT: Duration = Duration::from_millis(45);
+const NEXT_CHAT: Duration = Duration::from_millis(17);
 /// Characters of what a user says.
-const N_QUESTION: usize = 260;
+const N_QUESTION: usize = 150;
 
 const SYSTEM: &str = "You help the people who work at a small workshop with everything they write, read and count. Answer in \
     the language of the question, in as few sentences as will do, and say so when you do not know. Never invent a number, a \

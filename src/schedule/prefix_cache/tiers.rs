@@ -137,10 +137,9 @@ impl PrefixCache {
         }
         let Some(slot) = self.free_slot(None) else { return Ok(()) };
         // Its blocks must outlive the slot that may have to make room.
-        let holder = self.ledger.holders(&prompt).map(|(holder, _)| holder).find(|&holder| holder != slot);
-        if holder.is_none() {
+        let Some(holder) = self.ledger.holders(&prompt).map(|(holder, _)| holder).find(|&holder| holder != slot) else {
             return Ok(());
-        }
+        };
         self.make_room(slot, runner)?;
         let imported = runner.import(Slot(slot as u32), &left.state);
         if self.arrived(slot, n_tokens, imported)?.1 == 0 {
@@ -150,6 +149,10 @@ impl PrefixCache {
         self.follow(None);
         self.ledger.append(slot, &left.tokens[n_base as usize..]);
         self.follow(counts);
+        // What the answer's slot holds too would only take the room of another prompt.
+        if self.reuse == Reuse::Prefix && left.tokens.starts_with(&self.ledger.tokens(holder)) {
+            self.ledger.retire(holder);
+        }
         self.change.stats.n_returned += 1;
         self.keep_to_budget(runner)
     }
