@@ -5,7 +5,7 @@
 //! answers and picks are real. Time is not: a step takes what [`Costs`] says, turns begin at fixed times, and so every run
 //! prints the same, whatever else the machine does, and the batches with and without the cache are those of one load.
 //!
-//! Usage: `cargo bench --bench chats -- WORKLOAD CHATS`, `task` or `language`, 48 chats without a number.
+//! Usage: `cargo bench --bench chats -- WORKLOAD CHATS`, `task` or `language`, 64 chats without a number.
 #![expect(clippy::print_stdout, reason = "it prints its report")]
 
 use std::{
@@ -20,6 +20,7 @@ use eldr::{
     PolicyKind,
     engine::{EngineConfig, EngineWorker, LoadedModel, N_PREFILL_PARALLEL, PrefixBudget, WorkerList},
     kv::ChunkCounts,
+    rng::mix,
     schedule::{
         Answers, CacheStats, Command, DecodeItem, DecodeWorker, DispatchLimits, Dispatcher, ModelRunner, Outcome,
         PrefillWorker, RunError, RunnerLayer, SeqState, Source, StepPicks, WorkerEvent,
@@ -32,14 +33,12 @@ const N_OUTPUT: u32 = 48;
 /// From one turn's begin to the next's: longer than a turn takes.
 const TURN: Duration = Duration::from_millis(800);
 /// From one chat's begin to the next's.
-const NEXT_CHAT: Duration = Duration::from_millis(17);
+const NEXT_CHAT: Duration = Duration::from_micros(12_500);
 /// Characters of what a user says.
-const N_QUESTION: usize = 150;
+const N_QUESTION: usize = 130;
 
-const SYSTEM: &str = "You help the people who work at a small workshop with everything they write, read and count. Answer in \
-    the language of the question, in as few sentences as will do, and say so when you do not know. Never invent a number, a \
-    name or a rule. Where a step can be checked, show how. The workshop keeps its own list of words; use them as they are, \
-    and ask once if one of them is missing. Today you help with questions about ";
+/// Characters of a domain's system prompt.
+const N_SYSTEM: usize = 200;
 
 /// What steps take, in microseconds: as on a device that reads the experts of 8 sequences in half of a step.
 struct Costs {
@@ -387,7 +386,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// `n` chats, one domain after another.
+/// `n` chats, as many of each domain, in an order that no policy knows.
 fn chats(model: &LoadedModel, workload: &str, n: usize) -> Vec<Chat> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/data/{workload}.serve.jsonl"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -398,18 +397,18 @@ fn chats(model: &LoadedModel, workload: &str, n: usize) -> Vec<Chat> {
         domains.entry(field("domain")).or_default().push(field("prompt"));
     }
     let tokenizer = model.tokenizer();
-    let mut chats = Vec::new();
-    for index in 0..n {
+    let chat = |index: usize| {
         let (domain, texts) = domains.iter().nth(index % domains.len()).expect("a domain");
         let question = |turn: usize| {
             let question: String =
                 texts[(index / domains.len() * N_TURNS + turn) % texts.len()].chars().take(N_QUESTION).collect();
-            let system = if turn == 0 { format!("{SYSTEM}{domain}.\n") } else { String::new() };
+            let system: String = texts[texts.len() - 1].chars().take(if turn == 0 { N_SYSTEM } else { 0 }).collect();
             tokenizer.tokenize(&format!("{system}\nUser: {question}\nAnswer:")).expect("tokens")
         };
-        chats.push(Chat { domain: domain.clone(), questions: (0..N_TURNS).map(question).collect(), said: Vec::new() });
-    }
-    chats
+        Chat { domain: domain.clone(), questions: (0..N_TURNS).map(question).collect(), said: Vec::new() }
+    };
+    let order: BTreeMap<u64, usize> = (0..n).map(|index| (mix(index as u64), index)).collect();
+    order.into_values().map(chat).collect()
 }
 
 fn change(from: f64, to: f64) -> f64 {
@@ -419,7 +418,7 @@ fn change(from: f64, to: f64) -> f64 {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     let workload = arguments.first().map_or("task", String::as_str);
-    let n_chats = arguments.get(1).map_or(48, |n| n.parse().expect("a number of chats"));
+    let n_chats = arguments.get(1).map_or(64, |n| n.parse().expect("a number of chats"));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/tiny-moe-64x4.gguf");
     let (even, alike) = (PolicyKind::RoundRobin, PolicyKind::MarginalCost);
     let model = LoadedModel::load(&path, &config(even, true, true, false)).expect("the shipped model");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use divan::{Bencher, counter::ItemsCount};
 use eldr::{
-    kv::{BLOCK, BlockName, ChunkCounts, Ledger, SignatureRows},
+    kv::{BLOCK, BlockEvent, BlockName, ChunkCounts, Ledger, SignatureRows},
     rng::Rng,
     types::Token,
 };
@@ -31,17 +31,24 @@ fn tokens(rng: &mut Rng, n_blocks: usize) -> Vec<Token> {
 
 /// A ledger of `n_blocks` blocks, and a prompt whose first half it holds.
 fn full(n_blocks: usize) -> (Ledger, Vec<Token>) {
+    full_with(n_blocks, |_| ())
+}
+
+/// The same; `taken` hears what happened to it with each sequence.
+fn full_with(n_blocks: usize, mut taken: impl FnMut(&[BlockEvent])) -> (Ledger, Vec<Token>) {
     let mut rng = Rng::new(1);
     let beginnings: Vec<_> = (0..N_BEGINNINGS).map(|_| tokens(&mut rng, N_SHARED)).collect();
     let n_sequences = n_blocks.div_ceil(N_BLOCKS - N_SHARED);
     let mut ledger = Ledger::new(BLOCK, BlockName::root(["bench"]), n_sequences + 1);
-    let mut prompt = Vec::new();
+    let (mut prompt, mut events) = (Vec::new(), Vec::new());
     for sequence in 0..n_sequences {
         prompt.clone_from(&beginnings[sequence % N_BEGINNINGS]);
         prompt.extend(tokens(&mut rng, N_BLOCKS - N_SHARED));
         ledger.append(sequence, &prompt);
+        ledger.take_events(&mut events);
+        taken(&events);
+        events.clear();
     }
-    ledger.take_events(&mut Vec::new());
     prompt.truncate(prompt.len() / 2);
     prompt.extend(tokens(&mut rng, N_BLOCKS / 2));
     (ledger, prompt)
@@ -80,21 +87,29 @@ fn token_taken_in(bencher: Bencher<'_, '_>, n_blocks: usize) {
     });
 }
 
-#[divan::bench]
-fn row_added(bencher: Bencher<'_, '_>) {
+/// A row of 24 x 128 filled from a chunk's counts, in an arena of `n_blocks` of them (3 GiB for a million).
+#[divan::bench(args = SIZES)]
+fn row_added(bencher: Bencher<'_, '_>, n_blocks: usize) {
     let layers: Arc<[u32]> = (0..N_LAYERS).collect();
     let mut rows = SignatureRows::new(&layers, N_EXPERT);
-    let mut ledger = Ledger::new(BLOCK, BlockName::root(["bench"]), 1);
-    let mut counts = ChunkCounts::new(&layers, N_EXPERT, BLOCK, 0, BLOCK, 0);
-    for layer in 0..N_LAYERS {
-        for token in 0..BLOCK as usize {
-            counts.add(layer, token, &[token as u32, 64 + token as u32]);
+    let counts = |n_tokens: u32| {
+        let mut counts = ChunkCounts::new(&layers, N_EXPERT, BLOCK, 0, n_tokens, 0);
+        for (layer, token) in (0..N_LAYERS).flat_map(|layer| (0..n_tokens).map(move |token| (layer, token))) {
+            counts.add(layer, token as usize, &[token % 64, 64 + token % 64]);
         }
-    }
-    let mut events = Vec::new();
-    ledger.append(0, &tokens(&mut Rng::new(2), 1));
-    ledger.take_events(&mut events);
-    bencher.bench_local(|| rows.follow(divan::black_box(&events), Some(&counts)));
+        counts
+    };
+    let (of_prompt, of_block) = (counts(N_BLOCKS as u32 * BLOCK), counts(BLOCK));
+    let (mut ledger, _) = full_with(n_blocks, |events| rows.follow(events, Some(&of_prompt)));
+    let last = n_blocks.div_ceil(N_BLOCKS - N_SHARED);
+    let (mut events, block) = (Vec::new(), tokens(&mut Rng::new(2), 1));
+    bencher.bench_local(|| {
+        ledger.append(last, divan::black_box(&block));
+        ledger.clear(last);
+        events.clear();
+        ledger.take_events(&mut events);
+        rows.follow(&events, Some(&of_block));
+    });
 }
 
 /// The counts of a prompt of 4,096 tokens, 128 rows of 24 x 128, after those of another one with which it shares `n_shared`
