@@ -12,7 +12,7 @@ use std::io::{BufRead as _, BufReader};
 
 use eldr::{
     schedule::DispatchLimits,
-    server::{ModelCard, ServerConfig},
+    server::{Ended, ModelCard, ServerConfig},
 };
 use serde_json::{Value, json};
 use world::{MODEL, N_CTX_SLOT, Reply, World, says};
@@ -188,17 +188,21 @@ fn the_server_says_what_it_is_doing() {
     assert!(open.body.ends_with("# EOF\n"));
 }
 
+// Symptom: of a drained worker it was said that it is neither healthy nor lost, and not what it is.
 #[test]
 fn a_drained_worker_gets_nothing_until_it_is_resumed() {
     let world = World::start();
     let drained = world.post("/v1/eldr/workers/0/drain", &json!({})).json();
-    assert_eq!(drained["workers"][0]["healthy"], false, "{drained}");
+    let states =
+        |reply: &Value, id: usize| ["healthy", "lost", "drained"].map(|name| reply["workers"][id][name].clone());
+    assert_eq!(states(&drained, 0), [false, false, true].map(Value::from), "{drained}");
+    assert_eq!(states(&drained, 1), [true, false, false].map(Value::from), "{drained}");
     for seed in 0..4 {
         let body = json!({"prompt": "x", "seed": seed, "max_tokens": 5, "ignore_eos": true, "eldr": {"explain": true}});
         assert_eq!(world.post("/v1/completions", &body).json()["eldr"][0]["worker"], 1);
     }
     let resumed = world.post("/v1/eldr/workers/0/resume", &json!({})).json();
-    assert_eq!(resumed["workers"][0]["healthy"], true, "{resumed}");
+    assert_eq!(states(&resumed, 0), [true, false, false].map(Value::from), "{resumed}");
     assert_eq!(world.post("/v1/eldr/workers/9/drain", &json!({})).status, 400);
     assert_eq!(world.post("/v1/eldr/workers/one/drain", &json!({})).status, 400);
     assert_eq!(world.get("/v1/eldr/workers/0/drain").status, 405);
@@ -390,9 +394,10 @@ fn a_shutdown_lets_running_requests_end() {
     assert!(world.wait(|world| std::net::TcpStream::connect(world.address).is_err()));
     world.gate.open();
     assert_eq!(Reply::read(running).streamed(0), says("bye", 2, 20).0);
-    world.join();
+    assert_eq!(world.join(), Ended::Drained);
 }
 
+// Symptom: after "11 requests .. are cut short" the program said that every request is answered.
 #[test]
 fn a_shutdown_past_its_limit_ends_streams_with_an_error() {
     let drain_timeout = std::time::Duration::from_millis(50);
@@ -406,5 +411,5 @@ fn a_shutdown_past_its_limit_ends_streams_with_an_error() {
     let error: Value = serde_json::from_str(&lines.next().unwrap()["data: ".len()..]).unwrap();
     assert_eq!(error["error"]["code"], "shutting_down");
     world.gate.open();
-    world.join();
+    assert_eq!(world.join(), Ended::CutShort);
 }

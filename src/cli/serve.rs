@@ -138,7 +138,10 @@ impl ServeArgs {
             end_now(1);
         }
         engine.shutdown();
-        note("every request is answered; good-bye");
+        note(match ended {
+            Ended::CutShort => "requests were cut short at the limit; good-bye",
+            _ => "every request is answered; good-bye",
+        });
         Ok(())
     }
 

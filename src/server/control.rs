@@ -2,7 +2,10 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, Query, State},
+    extract::{
+        Path, Query, State,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::{
         HeaderMap, StatusCode,
         header::{ACCEPT, CONTENT_TYPE},
@@ -102,7 +105,8 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
             here().filter_map(|entry| entry.decision()).filter_map(|decision| decision.similarity).collect();
         let mean = similarities.iter().sum::<f32>() / similarities.len() as f32;
         json!({
-            "id": worker.id, "name": name, "n_slots": worker.n_slots, "n_inflight": worker.n_inflight, "healthy": worker.healthy, "lost": lost,
+            "id": worker.id, "name": name, "n_slots": worker.n_slots, "n_inflight": worker.n_inflight,
+            "healthy": worker.healthy, "lost": lost, "drained": !worker.healthy && !lost,
             "n_tokens": here().map(|entry| entry.prompt_tokens + entry.n_generated()).sum::<u32>(),
             "n_ctx_slot": app.engine.n_ctx_slot(),
             "mean_similarity": (!similarities.is_empty()).then_some(mean),
@@ -123,21 +127,26 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
+/// What a path or a query says; one that can not be read is the request's fault, and said in OpenAI's shape.
+type Named = Result<Path<String>, PathRejection>;
+type Asked = Result<Query<Which>, QueryRejection>;
+
 /// `POST /v1/eldr/workers/{id}/drain`: the decode worker finishes what it has and gets nothing more.
-pub(super) async fn drain(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    let worker = worker_id(&id)?;
+pub(super) async fn drain(State(app): State<Arc<App>>, id: Named) -> Result<Json<Value>, ApiError> {
+    let worker = worker_id(id)?;
     app.engine.drain_decode(worker).map_err(|error| ApiError::invalid("id", error.to_string()))?;
     Ok(workers(State(app)).await)
 }
 
 /// `POST /v1/eldr/workers/{id}/resume`: a drained decode worker gets requests again.
-pub(super) async fn resume(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    let worker = worker_id(&id)?;
+pub(super) async fn resume(State(app): State<Arc<App>>, id: Named) -> Result<Json<Value>, ApiError> {
+    let worker = worker_id(id)?;
     app.engine.resume_decode(worker).map_err(|error| ApiError::invalid("id", error.to_string()))?;
     Ok(workers(State(app)).await)
 }
 
-fn worker_id(id: &str) -> Result<WorkerId, ApiError> {
+fn worker_id(id: Named) -> Result<WorkerId, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::of_path(&rejection))?;
     let number = id.parse().map_err(|_| ApiError::invalid("id", format!("{id:?} is not the number of a worker")));
     number.map(WorkerId)
 }
@@ -148,8 +157,9 @@ pub(super) struct Which {
 }
 
 /// `GET /v1/eldr/explain?id=..`: how an answer came to be where it was computed.
-pub(super) async fn explain(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Json<Value>, ApiError> {
-    let Some(id) = which.id else {
+pub(super) async fn explain(State(app): State<Arc<App>>, which: Asked) -> Result<Json<Value>, ApiError> {
+    let Query(Which { id }) = which.map_err(|rejection| ApiError::of_query(&rejection))?;
+    let Some(id) = id else {
         return Err(ApiError::invalid("id", "id is missing: give the id of an answer, or POST a prompt"));
     };
     let found = app.ledger.find(&id);

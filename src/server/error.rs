@@ -1,5 +1,6 @@
 use axum::{
     Json,
+    extract::rejection::{PathRejection, QueryRejection},
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
@@ -84,6 +85,18 @@ impl ApiError {
             EngineError::Request(why) => Self::invalid(param, why),
             other => Self::failed(other.to_string()),
         }
+    }
+
+    /// A query whose fields can not be read.
+    pub fn of_query(rejection: &QueryRejection) -> Self {
+        let why = rejection.body_text();
+        let why = why.strip_prefix("Failed to deserialize query string: ").unwrap_or(&why);
+        Self::status(rejection.status(), format!("the query can not be read: {why}; give each of its fields once"))
+    }
+
+    /// A path whose names can not be read.
+    pub fn of_path(rejection: &PathRejection) -> Self {
+        Self::status(rejection.status(), format!("the path can not be read: {}", rejection.body_text()))
     }
 
     pub fn to_json(&self) -> Value {

@@ -1,3 +1,5 @@
+use serde::de::IgnoredAny;
+
 use super::output::{Call, Delta};
 use crate::engine::StopFilter;
 
@@ -48,7 +50,13 @@ impl Harmony {
         let mut deltas = Vec::new();
         let rest = self.marks.finish();
         self.take(rest, &mut deltas);
-        deltas.extend(self.leave());
+        deltas.extend(match self.leave() {
+            // Cut before its arguments were whole, it is only text.
+            Some(Delta::Call(call)) if serde_json::from_str::<IgnoredAny>(&call.arguments).is_err() => {
+                Some(Delta::Content(call.arguments))
+            }
+            other => other,
+        });
         deltas
     }
 
@@ -131,6 +139,18 @@ mod tests {
             assert_eq!(read("no marks", n), (String::new(), "no marks".to_owned(), vec![]), "{n}");
             let calls = vec![("weather".to_owned(), "{\"city\":\"Oslo\"}".to_owned())];
             assert_eq!(read(text, n), (String::new(), String::new(), calls), "{n}");
+        }
+    }
+
+    // Symptom: a call cut at `max_tokens` came back as a call with half of its arguments.
+    #[test]
+    fn a_cut_call_is_a_call_only_with_all_its_arguments() {
+        let head = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
+        let call = |arguments: &str| (String::new(), String::new(), vec![("f".to_owned(), arguments.to_owned())]);
+        for n in 1..9 {
+            let half = (String::new(), "{\"a\": 1".to_owned(), vec![]);
+            assert_eq!(read(&format!("{head}{{\"a\": 1"), n), half, "{n}");
+            assert_eq!(read(&format!("{head}{{\"a\": 1}}"), n), call("{\"a\": 1}"), "{n}");
         }
     }
 }

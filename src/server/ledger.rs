@@ -187,14 +187,13 @@ impl Entry {
     }
 
     /// Its tokens and milliseconds, in llama-server's words. The prompt's time is that to the first token, so a wait in the
-    /// queue is in it.
+    /// queue is in it; the other tokens' time is put down to all of them, the first included, as it does there.
     pub fn timings(&self) -> Value {
         let cached = self.cached_tokens().unwrap_or(0).min(self.prompt_tokens);
         let (prompt, predicted) = (self.prompt_tokens - cached, self.n_generated());
         let [prompt_ms, predicted_ms] =
             [self.ttft().unwrap_or_default(), self.decoding()].map(|time| time.as_secs_f64() * 1e3);
-        // The first token comes with the prompt.
-        let [n_prompt, n_steps] = [prompt, predicted.saturating_sub(1)].map(f64::from);
+        let [n_prompt, n_predicted] = [prompt, predicted].map(f64::from);
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
         json!({
             "cache_n": cached,
@@ -204,8 +203,8 @@ impl Entry {
             "prompt_per_second": ratio(1e3 * n_prompt, prompt_ms),
             "predicted_n": predicted,
             "predicted_ms": predicted_ms,
-            "predicted_per_token_ms": ratio(predicted_ms, n_steps),
-            "predicted_per_second": ratio(1e3 * n_steps, predicted_ms),
+            "predicted_per_token_ms": ratio(predicted_ms, n_predicted),
+            "predicted_per_second": ratio(1e3 * n_predicted, predicted_ms),
         })
     }
 
@@ -228,5 +227,28 @@ impl Entry {
             "ttft_seconds": self.ttft().map(|time| time.as_secs_f64()),
             "tpot_seconds": self.tpot().map(|time| time.as_secs_f64()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: predicted_per_token_ms was not predicted_ms / predicted_n, as it is in llama-server.
+    #[test]
+    fn timings_are_over_all_predicted_tokens() {
+        let entry = Entry::new(RequestId(1), "x", 0, 4, "least_loaded", Duration::from_secs(1));
+        let rates = |entry: &Entry| {
+            let timings = entry.timings();
+            ["predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"]
+                .map(|name| timings[name].as_f64())
+        };
+        assert_eq!(rates(&entry), [0.0; 4].map(Some));
+        entry.token(Duration::from_secs(2));
+        assert_eq!(rates(&entry), [1.0, 0.0, 0.0, 0.0].map(Some), "it took no time, which is no rate");
+        for second in 3..6 {
+            entry.token(Duration::from_secs(second));
+        }
+        assert_eq!(rates(&entry), [4.0, 3000.0, 750.0, 4000.0 / 3000.0].map(Some));
     }
 }

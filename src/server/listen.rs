@@ -9,7 +9,7 @@ use hyper_util::{
 };
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 
-use super::app::App;
+use super::{Ended, app::App};
 
 /// Bytes of a request's head, and its lines.
 const MAX_HEAD: usize = 64 << 10;
@@ -18,7 +18,12 @@ const MAX_HEADERS: usize = 64;
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Answers on `listener` until `stop`; then lets what is running end, within the limit, and cuts short what is not.
-pub(super) async fn serve(app: &Arc<App>, router: Router, listener: TcpListener, stop: impl Future<Output = ()>) {
+pub(super) async fn serve(
+    app: &Arc<App>,
+    router: Router,
+    listener: TcpListener,
+    stop: impl Future<Output = ()>,
+) -> Ended {
     let mut stop = std::pin::pin!(stop);
     let connections = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(app.config.max_connections));
@@ -65,13 +70,15 @@ pub(super) async fn serve(app: &Arc<App>, router: Router, listener: TcpListener,
         () = &mut ended => true,
         () = sleep(app.config.drain_timeout) => false,
     };
-    if !in_time {
-        let n = app.engine.stats().n_active;
-        log::warn!("{n} requests did not end within the limit and are cut short");
-        app.cut_short();
-        tokio::select! {
-            () = &mut ended => {}
-            () = sleep(LAST_WORDS) => {}
-        }
+    if in_time {
+        return Ended::Drained;
     }
+    let n = app.engine.stats().n_active;
+    log::warn!("{n} requests did not end within the limit and are cut short");
+    app.cut_short();
+    let all_read = tokio::select! {
+        () = &mut ended => true,
+        () = sleep(LAST_WORDS) => false,
+    };
+    if n == 0 && all_read { Ended::Drained } else { Ended::CutShort }
 }

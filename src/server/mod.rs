@@ -18,6 +18,7 @@
 //! # if false {
 //! match server.run(|address| println!("http://{address}/v1"))? {
 //!     Ended::Drained => println!("every request was answered"),
+//!     Ended::CutShort => println!("not every request was done in time"),
 //!     Ended::AtOnce => println!("stopped twice, so at once"),
 //! }
 //! # }
@@ -95,8 +96,10 @@ pub enum ServerError {
 /// How a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// After it had answered what was running, or cut it short at the limit.
+    /// After it had answered what was running.
     Drained,
+    /// At the limit, past which requests that were still running ended with an error.
+    CutShort,
     /// At the second signal; requests may still be running.
     AtOnce,
 }
@@ -155,9 +158,9 @@ impl Server {
     }
 
     /// Answers on `listener` until `stop` resolves; then takes no more requests and ends when those it has are done, or
-    /// at the limit, past which they end with an error.
-    pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
-        listen::serve(&self.app, self.router(), listener, stop).await;
+    /// at the limit, past which they end with an error. Says which.
+    pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) -> Ended {
+        listen::serve(&self.app, self.router(), listener, stop).await
     }
 
     /// Listens as configured and answers until SIGTERM or SIGINT; calls `listening` with the address first.
@@ -183,7 +186,7 @@ impl Server {
                 let _ = (&mut again).await;
             };
             Ok(tokio::select! {
-                () = self.serve(listener, stop) => Ended::Drained,
+                ended = self.serve(listener, stop) => ended,
                 () = second => Ended::AtOnce,
             })
         });

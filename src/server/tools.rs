@@ -88,9 +88,8 @@ impl ToolParser {
             State::Start(_) | State::Between(_) => Vec::new(),
             State::Content(open) => vec![Delta::Content(open.finish())],
             State::Call { body, close } => {
-                body.push_str(&close.finish());
-                let body = std::mem::take(body);
-                self.calls(&body)
+                let (body, mark) = (std::mem::take(body), close.finish());
+                self.calls(&body, End::Cut(&mark))
             }
         }
     }
@@ -128,7 +127,7 @@ impl ToolParser {
                     return String::new();
                 }
                 let (body, rest) = (std::mem::take(body), close.finish());
-                deltas.extend(self.calls(&body));
+                deltas.extend(self.calls(&body, End::Closed));
                 self.state = State::Between(String::new());
                 rest
             }
@@ -145,21 +144,29 @@ impl ToolParser {
     }
 
     /// The calls of `body`; what can not be read as calls is the text it is.
-    fn calls(&self, body: &str) -> Vec<Delta> {
+    fn calls(&self, body: &str, end: End<'_>) -> Vec<Delta> {
         let calls = match self.format {
-            CallFormat::Tagged => parse_json(body).and_then(|value| json_calls(&value)),
+            CallFormat::Tagged | CallFormat::Bare => parse_json(body).and_then(|value| json_calls(&value)),
+            // A call without its end may still have got more parameters.
+            CallFormat::Xml if end != End::Closed && !body.trim_end().ends_with("</function>") => None,
             CallFormat::Xml => xml_call(body).map(|call| vec![call]).or_else(|| json_calls(&parse_json(body)?)),
-            CallFormat::Mistral => parse_json(body).and_then(|value| json_calls(&value)).or_else(|| named_calls(body)),
-            CallFormat::Bare => parse_json(body).and_then(|value| json_calls(&value)),
+            CallFormat::Mistral => listed_calls(body).or_else(|| named_calls(body)),
         };
         let (open, close) = self.format.borders();
-        let as_text = || match close {
-            Some(close) => format!("{open}{body}{close}"),
-            None if self.format == CallFormat::Bare => body.to_owned(),
-            None => format!("{open}{body}"),
+        let as_text = || match (close, end) {
+            (Some(close), End::Closed) => format!("{open}{body}{close}"),
+            (_, End::Cut(mark)) if self.format != CallFormat::Bare => format!("{open}{body}{mark}"),
+            _ => body.to_owned(),
         };
         calls.map_or_else(|| vec![Delta::Content(as_text())], |calls| calls.into_iter().map(Delta::Call).collect())
     }
+}
+
+/// How the text of a call ended: with its closing mark, or with so much of it as was written when all text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End<'a> {
+    Closed,
+    Cut(&'a str),
 }
 
 fn content(format: CallFormat) -> State {
@@ -180,6 +187,12 @@ fn json_calls(value: &Value) -> Option<Vec<Call>> {
         Value::Array(calls) if !calls.is_empty() => calls.iter().map(json_call).collect(),
         one => Some(vec![json_call(one)?]),
     }
+}
+
+/// A list of calls, the bracket behind which may be cut off.
+fn listed_calls(body: &str) -> Option<Vec<Call>> {
+    let list = parse_json(body).or_else(|| parse_json(&format!("{body}]")))?;
+    json_calls(&list)
 }
 
 fn json_call(value: &Value) -> Option<Call> {
@@ -276,6 +289,35 @@ mod tests {
             let calls: Vec<_> = calls.iter().map(|&(name, args)| (name.to_owned(), args.to_owned())).collect();
             for n in 1..30 {
                 assert_eq!(read(format, text, n), (content.to_owned(), calls.clone()), "{text:?} in pieces of {n}");
+            }
+        }
+    }
+
+    // Symptom: an answer cut at `max_tokens` inside `</tool_call>` was text with a closing tag that the model never wrote,
+    // and the call, all of which was there, was lost.
+    #[test]
+    fn a_cut_answer_has_its_finished_calls_and_no_text_but_the_model_s() {
+        let json = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":\n 100 }}\n</tool_call>";
+        let xml = "<tool_call>\n<function=f>\n<parameter=a>\n100\n</parameter>\n</function>\n</tool_call>";
+        let list = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 100}}]";
+        let named = "[TOOL_CALLS]f[ARGS]{\"a\": 100}";
+        let bare = "{\"name\": \"f\", \"parameters\": {\"a\": 100}}";
+        for (format, text, done) in [
+            (CallFormat::Tagged, json, "}}"),
+            (CallFormat::Xml, xml, "</function>"),
+            (CallFormat::Mistral, list, "}}"),
+            (CallFormat::Mistral, named, "}"),
+            (CallFormat::Bare, bare, "}}"),
+        ] {
+            let finished = text.find(done).expect("an end") + done.len();
+            for cut in 0..=text.len() {
+                let want = match cut {
+                    cut if cut >= finished => (String::new(), vec![("f".to_owned(), "{\"a\":100}".to_owned())]),
+                    cut => (text[..cut].to_owned(), Vec::new()),
+                };
+                for n in [1, 3, 100] {
+                    assert_eq!(read(format, &text[..cut], n), want, "{text:?} cut at {cut}, in pieces of {n}");
+                }
             }
         }
     }

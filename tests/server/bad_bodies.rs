@@ -81,6 +81,20 @@ fn what_is_no_request_is_refused() {
     assert_eq!((refused.status, refused.json()["error"]["type"].is_string()), (413, true));
 }
 
+// Symptom: a query that gives an id twice, and a path that is not UTF-8, were answered in plain text.
+#[test]
+fn a_query_or_path_that_can_not_be_read_is_answered_as_any_error() {
+    let world = World::start();
+    let twice = world.get("/v1/eldr/explain?id=a&id=b");
+    let why = "the query can not be read: duplicate field `id`; give each of its fields once";
+    let error = json!({"message": why, "type": "invalid_request_error", "param": null, "code": null});
+    assert_eq!((twice.status, &twice.json()["error"]), (400, &error));
+    for verb in ["drain", "resume"] {
+        let torn = world.post(&format!("/v1/eldr/workers/%ff/{verb}"), &json!({}));
+        assert_eq!((torn.status, &torn.json()["error"]["type"]), (400, &json!("invalid_request_error")));
+    }
+}
+
 /// One field of a sound request is replaced by, or gets, something else.
 fn spoil(rng: &mut Rng, body: &mut Value) {
     const FIELDS: [&str; 20] = [

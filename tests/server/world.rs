@@ -14,7 +14,7 @@ use eldr::{
     kv::ChunkCounts,
     route::LeastLoaded,
     schedule::{DispatchLimits, FakeModel, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerLayer},
-    server::{ModelCard, Server, ServerConfig},
+    server::{Ended, ModelCard, Server, ServerConfig},
     types::{SamplingParams, Slot, Token},
 };
 use serde_json::Value;
@@ -101,7 +101,7 @@ pub struct World {
     pub engine: Engine,
     pub gate: Gate,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Ended>>,
 }
 
 impl World {
@@ -143,8 +143,8 @@ impl World {
             runtime.block_on(async move {
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
-                server.serve(listener, async move { drop(stopped.await) }).await;
-            });
+                server.serve(listener, async move { drop(stopped.await) }).await
+            })
         });
         let address = address.recv().unwrap();
         Self { address, engine, gate, stop: Some(stop), thread: Some(thread) }
@@ -185,9 +185,9 @@ impl World {
         drop(self.stop.take());
     }
 
-    /// Waits until the server has ended.
-    pub fn join(&mut self) {
-        self.thread.take().unwrap().join().unwrap();
+    /// Waits until the server has ended; says how it did.
+    pub fn join(&mut self) -> Ended {
+        self.thread.take().unwrap().join().unwrap()
     }
 
     /// Waits until no request is left; gives up after a long while.

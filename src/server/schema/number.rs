@@ -1,15 +1,15 @@
 //! Grammars of numbers with fractions between two bounds.
 //!
-//! Never writes an exponent: with one, whether a number is in bounds would not show in its digits one after another.
+//! Never writes an exponent: with one, whether a number is in bounds would not show in its digits one after another. Nor
+//! more digits than keep it in bounds once it is read as a double.
 
 use serde_json::{Map, Value};
 
 use super::span::{self, MOST};
-use crate::server::error::ApiError;
+use crate::{server::error::ApiError, types::shown_number};
 
-/// Digits behind the point that a bound may have, and that a number has at most; one more tells it from its bound.
-const BOUND_DIGITS: usize = 16;
-const DIGITS: usize = BOUND_DIGITS + 1;
+/// Decimals of so many digits are as many doubles, in the same order: none is read as another that is its bound.
+const DIGITS: usize = 15;
 
 /// An end of a range of numbers that are not below 0.
 #[derive(Debug, Clone)]
@@ -25,26 +25,32 @@ struct End {
 pub(super) fn of_schema(map: &Map<String, Value>, path: &str) -> Result<Option<String>, ApiError> {
     let far = MOST as f64;
     let (mut low, mut high) = ((-far, true), (far, true));
-    let mut last = None;
-    for (name, bound, path) in span::bounds(map, path)? {
-        let inside = !name.starts_with("exclusive");
-        let is_low = name.ends_with("inimum");
-        let end = if is_low { &mut low } else { &mut high };
-        let is_tighter = if is_low { bound > end.0 } else { bound < end.0 };
-        if is_tighter || (bound.total_cmp(&end.0).is_eq() && !inside) {
-            *end = (bound, inside);
-        }
-        if digits(bound.abs()).1.len() > BOUND_DIGITS {
-            let why = format!("{path} is {bound}, which has more than {BOUND_DIGITS} digits behind the point");
+    let bounds = span::bounds(map, path)?;
+    let Some(last) = bounds.last().map(|bound| bound.path.clone()) else { return Ok(None) };
+    let whole = bounds.iter().filter(|bound| !bound.is_far()).map(|bound| digits(bound.at.abs()).0).max();
+    let n_whole = whole.unwrap_or(0).to_string().len();
+    let left = DIGITS.saturating_sub(n_whole);
+    // A number has one digit more, which tells it from its bound.
+    let most = left.saturating_sub(1);
+    for bound in bounds {
+        let (at, path) = (bound.at, bound.path);
+        if digits(at.abs()).1.len() > most {
+            let beside = format!("beside bounds of {n_whole} before it");
+            let why = format!(
+                "{path} is {}, which has more than {most} digits behind the point, the most {beside}",
+                shown_number(at)
+            );
             return Err(ApiError::invalid(&path, why));
         }
-        last = Some(path);
+        let end = if bound.is_low { &mut low } else { &mut high };
+        let is_tighter = if bound.is_low { at > end.0 } else { at < end.0 };
+        if is_tighter || (at.total_cmp(&end.0).is_eq() && !bound.inside) {
+            *end = (at, bound.inside);
+        }
     }
-    let Some(path) = last else { return Ok(None) };
-    let rule = range(low, high);
-    rule.map(Some).ok_or_else(|| {
-        let why = format!("{path} leaves no number between {} and {}", low.0, high.0);
-        ApiError::invalid(&path, why)
+    range(low, high, left).map(Some).ok_or_else(|| {
+        let [low, high] = [low.0, high.0].map(shown_number);
+        ApiError::invalid(&last, format!("{last} leaves no number between {low} and {high}"))
     })
 }
 
@@ -61,38 +67,39 @@ fn end((number, inside): (f64, bool)) -> End {
     End { whole, fraction, inside }
 }
 
-/// The numbers from `low` to `high`, each with whether it is one of them; nothing if there are none.
-fn range(low: (f64, bool), high: (f64, bool)) -> Option<String> {
+/// The numbers from `low` to `high`, each with whether it is one of them, with at most `left` digits behind the point;
+/// nothing if there are none.
+fn range(low: (f64, bool), high: (f64, bool), left: usize) -> Option<String> {
     if low.0 > high.0 || (low.0 >= high.0 && !(low.1 && high.1)) {
         return None;
     }
     let mut parts = Vec::new();
     if low.0 < 0.0 {
         let nearest = if high.0 > 0.0 { (0.0, true) } else { high };
-        parts.extend(positive(&end(nearest), &end(low)).map(|rule| format!("\"-\" ({rule})")));
+        parts.extend(positive(&end(nearest), &end(low), left).map(|rule| format!("\"-\" ({rule})")));
     }
     if high.0 > 0.0 || (high.0 >= 0.0 && high.1) {
         let nearest = if low.0 < 0.0 { (0.0, true) } else { low };
-        parts.extend(positive(&end(nearest), &end(high)));
+        parts.extend(positive(&end(nearest), &end(high), left));
     }
     (!parts.is_empty()).then(|| parts.join(" | "))
 }
 
 /// The numbers from `low` to `high`, which is no less.
-fn positive(low: &End, high: &End) -> Option<String> {
+fn positive(low: &End, high: &End, left: usize) -> Option<String> {
     let above = Some(Limit { digits: &low.fraction, inside: low.inside });
     let below = Some(Limit { digits: &high.fraction, inside: high.inside });
     let mut parts = Vec::new();
     let mut add = |whole: String, tail: &Tail| parts.extend(tail.behind(&whole, "\".\" "));
     if low.whole == high.whole {
-        add(format!("\"{}\"", low.whole), &tail(above, below, DIGITS));
+        add(format!("\"{}\"", low.whole), &tail(above, below, left));
     } else {
-        add(format!("\"{}\"", low.whole), &tail(above, None, DIGITS));
+        add(format!("\"{}\"", low.whole), &tail(above, None, left));
         if low.whole + 1 < high.whole {
             let between = span::span(low.whole.cast_signed() + 1, high.whole.cast_signed() - 1);
-            add(between, &tail(None, None, DIGITS));
+            add(between, &tail(None, None, left));
         }
-        add(format!("\"{}\"", high.whole), &tail(None, below, DIGITS));
+        add(format!("\"{}\"", high.whole), &tail(None, below, left));
     }
     (!parts.is_empty()).then(|| parts.join(" | "))
 }
@@ -156,10 +163,17 @@ fn tail(low: Option<Limit<'_>>, high: Option<Limit<'_>>, left: usize) -> Tail {
                 Vec::new()
             }
         }
-        (Some(low), None) if low.is_zero() => vec![format!("[0]{{0,{}}} [1-9] [0-9]{{0,{left}}}", left - 1)],
+        (Some(low), None) if low.is_zero() => {
+            (0..left).map(|zeros| format!("{}[1-9]{}", "[0] ".repeat(zeros), up_to(left - zeros - 1))).collect()
+        }
         _ => by_first_digit(low, high, left - 1),
     };
     Tail { may_end, more }
+}
+
+/// At most `n` more digits.
+fn up_to(n: usize) -> String {
+    if n > 0 { format!(" [0-9]{{0,{n}}}") } else { String::new() }
 }
 
 fn by_first_digit(low: Option<Limit<'_>>, high: Option<Limit<'_>>, left: usize) -> Vec<String> {
@@ -183,7 +197,7 @@ fn by_first_digit(low: Option<Limit<'_>>, high: Option<Limit<'_>>, left: usize) 
         last -= 1;
     }
     if first <= last {
-        parts.push(format!("[{}-{}] [0-9]{{0,{left}}}", char::from(first), char::from(last)));
+        parts.push(format!("[{}-{}]{}", char::from(first), char::from(last), up_to(left)));
     }
     parts
 }
@@ -239,22 +253,99 @@ mod tests {
         for schema in [
             json!({"minimum": 3, "maximum": 2.5}),
             json!({"minimum": 3, "exclusiveMaximum": 3}),
-            json!({"minimum": 1e300}),
-            json!({"maximum": -1e17}),
+            json!({"minimum": 999_999_999_999_999_u64, "exclusiveMaximum": 999_999_999_999_999_u64}),
         ] {
             assert!(rule(&schema).is_err_and(|why| why.contains("leaves no number")), "{schema}");
         }
         assert_eq!(
-            rule(&json!({"minimum": 0.300_000_000_000_000_04})),
-            Err("x.minimum is 0.30000000000000004, which has more than 16 digits behind the point".to_owned())
+            rule(&json!({"minimum": 2, "maximum": 1e-300})),
+            Err("x.maximum is 1e-300, which has more than 13 digits behind the point, the most beside bounds of 1 before it".to_owned())
         );
+        for (schema, most) in [
+            (json!({"minimum": 0.300_000_000_000_000_04}), 13),
+            (json!({"minimum": 0.125, "maximum": 123_456_789_012_u64}), 2),
+            (json!({"minimum": 0.5, "maximum": 12_345_678_901_234_u64}), 0),
+            (json!({"minimum": 0.5, "exclusiveMaximum": MOST}), 0),
+        ] {
+            let said = format!("more than {most} digits behind the point");
+            assert!(rule(&schema).is_err_and(|why| why.contains(&said)), "{schema}");
+        }
+        // Symptom: it "leaves no number between 9007199254740992 and 9007199254740991".
+        for (schema, what) in
+            [(json!({"minimum": 1e300}), "minimum is 1e300"), (json!({"maximum": -1e17}), "maximum is -1e17")]
+        {
+            let why = format!("x.{what}: bounds beyond +-9007199254740991 are not supported");
+            assert_eq!(rule(&schema), Err(why));
+        }
         assert!(
             rule(&json!({"minimum": -1e300, "maximum": 1e300}))
                 .is_ok_and(|rule| rule.is_some_and(|rule| rule.len() < 9000))
         );
     }
 
+    // Symptom: the grammar of numbers below 1 allowed 0.999999999999999999, which is read as 1.0.
+    #[test]
+    fn what_is_allowed_is_inside_once_it_is_a_double() {
+        for (schema, texts) in [
+            (json!({"exclusiveMaximum": 1}), ["0.999999999999999999", "0.99999999999999", "0.999999999999999"]),
+            (
+                json!({"exclusiveMaximum": 1_000_000_000}),
+                ["999999999.99999999999999999", "999999999.99999", "999999999.999999"],
+            ),
+            (json!({"exclusiveMinimum": 1}), ["1.0000000000000000900", "1.00000000000001", "1.000000000000001"]),
+            (
+                json!({"exclusiveMaximum": 900_719_925_474_099_u64}),
+                ["900719925474098.9", "900719925474098", "900719925474099"],
+            ),
+        ] {
+            let rule = rule(&schema).expect("a range").expect("bounded");
+            assert_eq!(texts.map(|text| allows(&rule, text)), [false, true, false], "{schema}: {rule}");
+        }
+    }
+
+    /// `number` with its last `n` digits behind the point.
+    fn decimal(number: i128, n: usize) -> String {
+        let digits = format!("{:0>1$}", number.unsigned_abs(), n + 1);
+        let (whole, fraction) = digits.split_at(digits.len() - n);
+        format!("{}{whole}{}{fraction}", if number < 0 { "-" } else { "" }, if n > 0 { "." } else { "" })
+    }
+
     proptest! {
+        #[test]
+        fn a_double_is_where_its_digits_are(magnitude in 0u32..13, n_digits in 0usize..4, a in -1.0..1.0f64, b in -1.0..1.0f64,
+                                            one_sided in any::<[bool; 2]>(), inside in any::<[bool; 2]>(),
+                                            more in 0usize..16, off in -30i128..30) {
+            let unit = 10f64.powi(magnitude.cast_signed());
+            let [a, b] = [a.min(b), a.max(b)].map(|x| (x * unit) as i128);
+            prop_assume!(a < b);
+            let number = |units| decimal(units, n_digits).parse::<f64>().expect("a number");
+            let (low, high) = (number(a), number(b));
+            let mut schema = json!({});
+            let mut whole = 0.0f64;
+            for (side, name, at) in [(0, ["exclusiveMinimum", "minimum"], low), (1, ["exclusiveMaximum", "maximum"], high)] {
+                if !one_sided[side] || one_sided == [true; 2] {
+                    schema[name[usize::from(inside[side])]] = at.into();
+                    whole = whole.max(at.abs().trunc());
+                }
+            }
+            let left = DIGITS - whole.to_string().len();
+            prop_assume!(left > n_digits);
+            let rule = rule(&schema).expect("a range").expect("bounded");
+            let scale = 10i128.pow(more as u32);
+            let n_behind = n_digits + more;
+            for units in [a * scale + off, b * scale + off, (a + b) * scale / 2 + off] {
+                let text = decimal(units, n_behind);
+                let x: f64 = text.parse().expect("a number");
+                let above = |key, is_inside: &dyn Fn(f64, f64) -> bool| {
+                    schema.get(key).and_then(Value::as_f64).is_none_or(|bound| is_inside(x, bound))
+                };
+                let holds = above("minimum", &|x, bound| x >= bound) && above("exclusiveMinimum", &|x, bound| x > bound)
+                    && above("maximum", &|x, bound| x <= bound) && above("exclusiveMaximum", &|x, bound| x < bound);
+                let want = holds && n_behind <= left;
+                prop_assert_eq!(allows(&rule, &text), want, "{} of {}: {}", text, schema, rule);
+            }
+        }
+
         #[test]
         fn a_range_allows_its_numbers_alone(a in -3000i32..3000, b in -3000i32..3000, inside in any::<[bool; 2]>(),
                                             scale in 0u32..4, c in -40_000i32..40_000) {

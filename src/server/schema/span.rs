@@ -6,7 +6,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-use crate::server::{error::ApiError, fields::wrong_kind};
+use crate::{
+    server::{error::ApiError, fields::wrong_kind},
+    types::shown_number,
+};
 
 /// What bounds a number in a schema: at least, at most, above, below.
 const NAMES: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
@@ -14,14 +17,37 @@ const NAMES: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMa
 /// The largest whole number that a bounded grammar writes: every one up to it is a double.
 pub(super) const MOST: i64 = (1 << 53) - 1;
 
-/// The bounds that the schema `map`, found at `path`, has: their names, values and paths.
-pub(super) fn bounds(map: &Map<String, Value>, path: &str) -> Result<Vec<(&'static str, f64, String)>, ApiError> {
+/// A bound of a schema.
+#[derive(Debug, Clone)]
+pub(super) struct Bound {
+    /// The least or the greatest number; no farther out than [`MOST`].
+    pub at: f64,
+    pub is_low: bool,
+    /// It is allowed itself.
+    pub inside: bool,
+    pub path: String,
+}
+
+impl Bound {
+    /// Whether it leaves all numbers that a grammar writes on its side.
+    pub fn is_far(&self) -> bool {
+        self.inside && (if self.is_low { -self.at } else { self.at }) >= MOST as f64
+    }
+}
+
+/// The bounds that the schema `map`, found at `path`, has. One so far out that no grammar reaches it allows all that is
+/// written; one that allows nothing for being so is refused.
+pub(super) fn bounds(map: &Map<String, Value>, path: &str) -> Result<Vec<Bound>, ApiError> {
     let there = NAMES.into_iter().filter_map(|name| Some((name, map.get(name)?, format!("{path}.{name}"))));
     let read = there.map(|(name, value, path)| {
-        let bound = value.as_f64().ok_or_else(|| wrong_kind(&path, "a number", value))?;
-        // One more than a grammar writes is as far out as any.
-        let far = (MOST + 1) as f64;
-        Ok((name, bound.clamp(-far, far), path))
+        let at = value.as_f64().ok_or_else(|| wrong_kind(&path, "a number", value))?;
+        let (is_low, inside, most) = (name.ends_with("inimum"), !name.starts_with("exclusive"), MOST as f64);
+        let ahead = if is_low { at } else { -at };
+        if ahead > most || (ahead >= most && !inside) {
+            let why = format!("{path} is {}: bounds beyond +-{MOST} are not supported", shown_number(at));
+            return Err(ApiError::invalid(&path, why));
+        }
+        Ok(Bound { at: at.clamp(-most, most), is_low, inside: inside || ahead < -most, path })
     });
     read.collect()
 }
@@ -30,17 +56,18 @@ pub(super) fn bounds(map: &Map<String, Value>, path: &str) -> Result<Vec<(&'stat
 pub(super) fn of_schema(map: &Map<String, Value>, path: &str) -> Result<Option<(i64, i64)>, ApiError> {
     let (mut low, mut high) = (-MOST, MOST);
     let mut last = None;
-    for (name, bound, path) in bounds(map, path)? {
-        match name {
-            "minimum" => low = low.max(bound.ceil() as i64),
-            "maximum" => high = high.min(bound.floor() as i64),
-            "exclusiveMinimum" => low = low.max(bound.floor() as i64 + 1),
-            _ => high = high.min(bound.ceil() as i64 - 1),
+    for Bound { at, is_low, inside, path } in bounds(map, path)? {
+        match (is_low, inside) {
+            (true, true) => low = low.max(at.ceil() as i64),
+            (true, false) => low = low.max(at.floor() as i64 + 1),
+            (false, true) => high = high.min(at.floor() as i64),
+            (false, false) => high = high.min(at.ceil() as i64 - 1),
         }
         last = Some(path);
     }
     match last {
         Some(path) if low > high => {
+            let [low, high] = [low, high].map(|end| shown_number(end as f64));
             Err(ApiError::invalid(&path, format!("{path} leaves no integer: the least is {low}, the greatest {high}")))
         }
         last => Ok(last.map(|_| (low, high))),
@@ -124,10 +151,21 @@ mod tests {
         assert_eq!(read(json!({"exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5})), Ok(Some((1, 2))));
         assert_eq!(read(json!({"minimum": 0.5, "maximum": 2.5})), Ok(Some((1, 2))));
         assert_eq!(read(json!({"type": "integer"})), Ok(None));
-        // Symptom: the largest number that a grammar writes was allowed, which is less than the minimum.
-        for schema in [json!({"exclusiveMinimum": 1e300}), json!({"minimum": 1e300}), json!({"maximum": -1e300})] {
-            assert!(read(schema).is_err_and(|why| why.contains("leaves no integer")));
+        // Symptom: the largest number that a grammar writes was allowed, which is less than the minimum; later the bound was
+        // refused as one that leaves no integer.
+        for (schema, what) in [
+            (json!({"exclusiveMinimum": 1e300}), "exclusiveMinimum is 1e300"),
+            (json!({"minimum": 1e300}), "minimum is 1e300"),
+            (json!({"maximum": -1e300}), "maximum is -1e300"),
+            (json!({"exclusiveMaximum": -MOST}), "exclusiveMaximum is -9.007199254740991e15"),
+        ] {
+            let why = format!("x.{what}: bounds beyond +-9007199254740991 are not supported");
+            assert_eq!(read(schema), Err(why));
         }
+        assert_eq!(
+            read(json!({"minimum": 9e15, "maximum": 0.00001})),
+            Err("x.maximum leaves no integer: the least is 9e15, the greatest 0".to_owned())
+        );
         assert!(span(-MOST, MOST).len() < 4000);
     }
 
