@@ -115,9 +115,10 @@ fn policies(list: &str) -> Result<Policies, ParsePolicyError> {
 }
 
 impl SimulateArgs {
-    /// The files it writes.
-    pub fn outputs(&self) -> Vec<&Path> {
-        self.output.as_deref().into_iter().chain(self.placement.as_deref()).collect()
+    /// The files it writes, each with its option.
+    pub fn outputs(&self) -> Vec<(&'static str, &Path)> {
+        let all = [("--output", &self.output), ("--placement", &self.placement)];
+        all.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?))).collect()
     }
 
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
@@ -180,7 +181,7 @@ impl SimulateArgs {
         }
         let inputs = [Some(&self.trace), self.scenario.as_ref(), self.cost.as_ref(), self.calibration.as_ref()];
         let inputs: Vec<&Path> = inputs.into_iter().flatten().map(PathBuf::as_path).collect();
-        for path in self.outputs() {
+        for (_, path) in self.outputs() {
             check_output(path, &inputs).map_err(CliError::usage)?;
         }
         Ok(())
