@@ -142,6 +142,7 @@ impl BenchArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let mut params = self.params()?;
         self.check_labels(&mut params.policies)?;
+        sweep::check(&self.sweep, &params.policies)?;
         self.check_outputs(&params.model)?;
         self.model.add_rpc(&params.config)?;
         if self.cost.is_some() && (params.clock == Clock::Real || params.config.prefix_cache != PrefixBudget::Off) {
