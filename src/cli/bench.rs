@@ -149,6 +149,9 @@ impl BenchArgs {
             let why = "--cost needs steps timed one at a time: leave out --clock real and --prefix-cache";
             return Err(CliError::usage(why));
         }
+        if self.fit.is_none() {
+            self.workers.unused(params.policies.iter().map(|kind| kind.name())).iter().for_each(|unused| note(unused));
+        }
         progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
         if let Some(path) = &self.fit {
             let rows = sweep::fit(&params, path, output)?;

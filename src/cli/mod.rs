@@ -32,6 +32,7 @@ mod settings;
 mod simulate;
 mod size;
 mod sweep;
+mod unused;
 mod usage;
 
 use std::{

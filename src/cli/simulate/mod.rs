@@ -135,6 +135,9 @@ impl SimulateArgs {
             note(&format!("policy domain is left out: {why}"));
             kinds.retain(|&kind| kind != PolicyKind::Domain);
         }
+        if scenario.migrate_every > 0 && !kinds.iter().any(|kind| kind.uses_counts()) {
+            note("migrate_every changes nothing: only marginal_cost moves running requests, and it is not compared");
+        }
         progress::end_on_interrupt("nothing was written; fewer --requests or --seeds end sooner");
         let mut jobs = self.jobs(&scenario, &kinds);
         let (setups, placement) = sources.setups(self, &jobs)?;
