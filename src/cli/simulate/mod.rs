@@ -260,7 +260,8 @@ fn unserved(rows: &[Row]) -> Result<Option<String>, CliError> {
     let lost = |row: &Row| number(row, "refused") + number(row, "failed");
     if let Some(row) = rows.iter().find(|row| !row.measured.contains_key("tpot_p50_ms")) {
         return Err(CliError::failed(format!(
-            "{} measured no request: {} finished, {} were refused and {} failed, so nothing was written; offer less, let more              wait (max_queue), keep a worker, or give more --requests",
+            "{} measured no request: {} finished, {} were refused and {} failed, so nothing was written; offer less, let more \
+             wait (max_queue), keep a worker, or give more --requests",
             row.setting.get("policy").and_then(serde_json::Value::as_str).unwrap_or("a run"),
             number(row, "finished"),
             number(row, "refused"),
