@@ -10,10 +10,8 @@ impl WorkerArgs {
     /// What was asked for and changes nothing under the policies that route, each in a sentence.
     pub fn unused<'a>(&self, policies: impl IntoIterator<Item = &'a str>) -> Vec<String> {
         let policies: Vec<&str> = policies.into_iter().collect();
-        let is_able =
-            |name: &&str| [PolicyKind::MarginalCost, PolicyKind::Auto].iter().any(|kind| kind.name() == *name);
-        let is_vain =
-            |given: Option<u32>| given.is_some_and(|every| every > 0) && !policies.iter().any(|name| is_able(name));
+        let is_able = [PolicyKind::MarginalCost, PolicyKind::Auto].iter().any(|kind| policies.contains(&kind.name()));
+        let is_vain = |given: Option<u32>| given.is_some_and(|every| every > 0) && !is_able;
         let why = format!("requests are routed by {}", policies.join(", "));
         let moves = is_vain(self.migrate_every)
             .then(|| format!("--migrate-every changes nothing: only marginal_cost moves running requests, and {why}"));
