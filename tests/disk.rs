@@ -344,5 +344,25 @@ fn what_was_not_used_for_longest_makes_room() {
     drop(tier);
     let mut tier = open(dir.path(), 15_000);
     store(&mut tier, prefix(6, 30, 1_000));
-    assert_eq!(tier.stats().n_files, 2, "a smaller budget is kept to from the next file on");
+    assert_eq!(tier.stats().n_files, 2, "a smaller budget is kept to");
+}
+
+// Symptom: a folder of 32 MiB stayed so under `--cache-disk 1` until something new was written.
+#[test]
+fn a_smaller_budget_is_kept_to_when_the_folder_is_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tier = open(dir.path(), 1 << 20);
+    for (seed, age) in [(1, 10), (2, 30), (3, 20)] {
+        let known = files(dir.path(), ".eldrkv");
+        store(&mut tier, prefix(seed, 30, 10_000));
+        let new = files(dir.path(), ".eldrkv").into_iter().find(|path| !known.contains(path)).unwrap();
+        let time = SystemTime::now() - Duration::from_secs(age);
+        fs::File::options().write(true).open(new).unwrap().set_modified(time).unwrap();
+    }
+    store(&mut DiskTier::open(dir.path(), settings("another"), 1 << 20).unwrap(), prefix(4, 30, 10_000));
+    drop(tier);
+    let mut tier = open(dir.path(), 15_000);
+    assert_eq!((tier.stats().n_files, tier.stats().n_removed), (1, 2));
+    assert_eq!(load(&mut tier, 1, 30, 10_000), Some(()), "the one that was used last stays");
+    assert_eq!(files(dir.path(), ".eldrkv").len(), 2, "another model's is left alone");
 }

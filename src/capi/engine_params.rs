@@ -236,7 +236,7 @@ mod tests {
         let failure = config(&wrong).expect_err("four mistakes");
         let text = failure.message();
         assert_eq!(text.lines().count(), 4, "{text}");
-        for part in ["unknown policy 'fastest'", "'none' in the workers", "'maybe' is not auto", "slots must be"] {
+        for part in ["unknown policy 'fastest'", "'none' does not start", "'maybe' is not auto", "slots must be"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

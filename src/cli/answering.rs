@@ -46,7 +46,9 @@ impl AnswerArgs {
 
     /// Says which of the options about routing change nothing in `engine`.
     pub fn note_unused(&self, engine: &Engine) {
-        for unused in self.route.unused(engine.policy_name(), engine.stats().refit.is_some()) {
+        let policy = engine.policy_name();
+        let unused = self.route.unused(policy, engine.stats().refit.is_some());
+        for unused in unused.into_iter().chain(self.workers.unused([policy])) {
             note(&unused);
         }
     }

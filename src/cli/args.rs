@@ -114,10 +114,10 @@ pub struct WorkerArgs {
     age_bound: Option<u32>,
     /// Move running requests to workers where they cost less, at most one in so many decode steps; 0 is never
     #[arg(long, value_name = "N")]
-    migrate_every: Option<u32>,
+    pub migrate_every: Option<u32>,
     /// Tell the policy what running requests really pick, from one decode step in so many; 0 is never
     #[arg(long, value_name = "N")]
-    feedback: Option<u32>,
+    pub feedback: Option<u32>,
 }
 
 /// Where requests are recorded: one worker of each kind at a time.

@@ -142,11 +142,15 @@ impl BenchArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let mut params = self.params()?;
         self.check_labels(&mut params.policies)?;
+        sweep::check(&self.sweep, &params.policies)?;
         self.check_outputs(&params.model)?;
         self.model.add_rpc(&params.config)?;
         if self.cost.is_some() && (params.clock == Clock::Real || params.config.prefix_cache != PrefixBudget::Off) {
             let why = "--cost needs steps timed one at a time: leave out --clock real and --prefix-cache";
             return Err(CliError::usage(why));
+        }
+        if self.fit.is_none() {
+            self.workers.unused(params.policies.iter().map(|kind| kind.name())).iter().for_each(|unused| note(unused));
         }
         progress::end_on_interrupt("no report was written; fewer --requests or --policies end sooner");
         if let Some(path) = &self.fit {
@@ -267,28 +271,20 @@ impl BenchArgs {
         self.json.as_deref().filter(|_| !self.json_to_stdout())
     }
 
-    /// The files it writes.
-    pub fn outputs(&self) -> Vec<&Path> {
-        let others = [&self.svg, &self.rows, &self.fit, &self.cost].into_iter().flatten().map(PathBuf::as_path);
-        self.json_file().into_iter().chain(others).collect()
+    /// The files it writes, each with its option.
+    pub fn outputs(&self) -> Vec<(&'static str, &Path)> {
+        let others = [("--svg", &self.svg), ("--rows", &self.rows), ("--fit", &self.fit), ("--cost", &self.cost)];
+        let others = others.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?)));
+        self.json_file().map(|path| ("--json", path)).into_iter().chain(others).collect()
     }
 
     /// Refuses outputs before the bench rather than after it.
     fn check_outputs(&self, model: &Path) -> Result<(), CliError> {
         let inputs: Vec<&Path> = [model, &self.workload].into_iter().chain(self.route.calibration.as_deref()).collect();
-        let check = |path: &Path| check_output(path, &inputs).map_err(CliError::usage);
-        for path in [&self.rows, &self.fit, &self.cost].into_iter().flatten() {
-            check(path)?;
+        for (_, path) in self.outputs() {
+            check_output(path, &inputs).map_err(CliError::usage)?;
         }
-        let json = self.json_file().map(check).transpose()?;
-        let svg = self.svg.as_deref().map(check).transpose()?;
-        match svg {
-            Some(svg) if json.as_ref() == Some(&svg) => Err(CliError::usage(format!(
-                "--json and --svg both write {}; give them different files",
-                svg.display()
-            ))),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Both files are tried, whatever becomes of the first.

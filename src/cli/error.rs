@@ -57,10 +57,10 @@ impl CliError {
         Self::new(Kind::Failed, &message)
     }
 
-    /// All that is wrong with a configuration, one a line.
+    /// All that is wrong with a configuration, in one line.
     pub fn problems(kind: Kind, problems: &ConfigProblems) -> Self {
-        let lines: Vec<String> = problems.iter().map(visible).collect();
-        Self { kind, message: lines.join("\n") }
+        let all: Vec<&str> = problems.iter().collect();
+        Self::new(kind, &all.join("; "))
     }
 
     /// A failure whose document was printed already.
@@ -149,6 +149,18 @@ mod tests {
         }
         let text = io::read_to_string(&b"\xff"[..]).expect_err("no text");
         assert_eq!(CliError::usage(text).message, "it is not text in UTF-8");
+    }
+
+    // Symptom: two mistakes were told in one line with a literal `\n` between them.
+    #[test]
+    fn several_problems_are_one_line() {
+        let wrong = eldr::engine::EngineConfig { n_slots: 0, chunk: 0, ..eldr::engine::EngineConfig::default() };
+        let problems = wrong.check().expect_err("two mistakes");
+        for error in [CliError::problems(Kind::Usage, &problems), EngineError::Problems(problems.clone()).into()] {
+            let (first, second) = error.message.split_once("a context; ").expect("two of them");
+            assert!(first.starts_with("slots must be") && second.starts_with("the prefill chunk"), "{}", error.message);
+            assert!(!error.message.contains(['\n', '\\']), "{}", error.message);
+        }
     }
 
     // Symptom: a path or an id with an escape sequence in it coloured the terminal, and one with a newline made two

@@ -32,6 +32,7 @@ mod settings;
 mod simulate;
 mod size;
 mod sweep;
+mod unused;
 mod usage;
 
 use std::{
@@ -51,7 +52,7 @@ use serde_json::json;
 
 use self::{
     error::{CliError, Kind},
-    output::{Output, complain},
+    output::{Output, check_apart, complain},
 };
 
 const AFTER_HELP: &str = "\
@@ -132,10 +133,11 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             log::warn!("{name} is set, but there is no such setting; see `eldr --help` for how they are named");
         }
         if let Some(config) = &cli.config {
-            for output in cli.verb.outputs() {
+            for (_, output) in cli.verb.outputs() {
                 check_output(output, &[config]).map_err(CliError::usage)?;
             }
         }
+        check_apart(&cli.verb.outputs())?;
         cli.verb.run()
     }));
     let result = result.unwrap_or_else(|panic| Err(internal(panic.as_ref())));
@@ -260,15 +262,15 @@ impl Verb {
         }
     }
 
-    /// The files it writes.
-    fn outputs(&self) -> Vec<&Path> {
+    /// The files it writes, each with its option.
+    fn outputs(&self) -> Vec<(&'static str, &Path)> {
         match self {
-            Self::Calibrate(args) => vec![&args.output],
+            Self::Calibrate(args) => vec![("--output", args.output.as_path())],
             Self::Bench(args) => args.outputs(),
             Self::Simulate(args) => args.outputs(),
             Self::Report(args) => args.outputs(),
-            Self::Inflate(args) => vec![&args.output],
-            Self::Record(args) => vec![&args.output],
+            Self::Inflate(args) => vec![("--output", args.output.as_path())],
+            Self::Record(args) => vec![("--output", args.output.as_path())],
             #[cfg(feature = "server")]
             Self::Serve(args) => args.outputs(),
             Self::Run(_)

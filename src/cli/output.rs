@@ -2,9 +2,12 @@
 //!
 //! Never panics when a reader goes away, which is what `println!` does.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
-use eldr::types::visible;
+use eldr::{engine::check_output, types::visible};
 use serde::Serialize;
 
 use super::error::CliError;
@@ -44,6 +47,21 @@ impl Output {
         }
         Ok(())
     }
+}
+
+/// Refuses two outputs, each an option and its file, that are one file: the second would replace the first. What can not
+/// be written is left to the verb, which says why.
+pub fn check_apart(outputs: &[(&str, &Path)]) -> Result<(), CliError> {
+    let mut seen: Vec<(&str, PathBuf)> = Vec::new();
+    for &(option, path) in outputs.iter().filter(|_| outputs.len() > 1) {
+        let Ok(target) = check_output(path, &[]) else { continue };
+        if let Some((other, _)) = seen.iter().find(|(_, known)| *known == target) {
+            let shown = target.display();
+            return Err(CliError::usage(format!("{other} and {option} both write {shown}; give them different files")));
+        }
+        seen.push((option, target));
+    }
+    Ok(())
 }
 
 /// Says something beside the result.

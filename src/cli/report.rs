@@ -35,14 +35,15 @@ pub struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// The files it writes.
-    pub fn outputs(&self) -> Vec<&Path> {
-        [&self.output, &self.html, &self.svg].into_iter().flatten().map(PathBuf::as_path).collect()
+    /// The files it writes, each with its option.
+    pub fn outputs(&self) -> Vec<(&'static str, &Path)> {
+        let all = [("--output", &self.output), ("--html", &self.html), ("--svg", &self.svg)];
+        all.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?))).collect()
     }
 
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let inputs: Vec<&Path> = self.rows.iter().map(PathBuf::as_path).collect();
-        for path in self.outputs() {
+        for (_, path) in self.outputs() {
             check_output(path, &inputs).map_err(CliError::usage)?;
         }
         let rows = self.read()?;

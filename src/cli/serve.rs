@@ -145,9 +145,9 @@ impl ServeArgs {
         Ok(())
     }
 
-    /// The files it writes.
-    pub fn outputs(&self) -> Vec<&Path> {
-        self.request_log.as_deref().into_iter().collect()
+    /// The files it writes, each with its option.
+    pub fn outputs(&self) -> Vec<(&'static str, &Path)> {
+        self.request_log.as_deref().map(|path| ("--request-log", path)).into_iter().collect()
     }
 
     fn server_config(&self) -> Result<ServerConfig, CliError> {

@@ -113,13 +113,32 @@ struct Found {
     values: Vec<OsString>,
     /// The first of the values that is none of TOML's strings.
     bare: Option<String>,
+    kind: Kind,
     place: String,
+}
+
+/// What was written, as far as an option's own parser does not see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A list of TOML's.
+    List,
+    /// true or false of TOML's.
+    Switch,
+    /// Another value of TOML's.
+    Single,
+    /// Text of the environment, which is all there is.
+    Environment,
 }
 
 impl Found {
     fn in_file(value: &DeValue<'_>, name: &str, place: String) -> Result<Self, CliError> {
         let values = values_of(value, &place, name)?;
-        Ok(Self { values, bare: bare(value), place })
+        let kind = match value {
+            DeValue::Array(_) => Kind::List,
+            DeValue::Boolean(_) => Kind::Switch,
+            _ => Kind::Single,
+        };
+        Ok(Self { values, bare: bare(value), kind, place })
     }
 }
 
@@ -185,7 +204,7 @@ fn apply_env(command: Command, env: impl Fn(&str) -> Option<OsString>) -> Result
     let names = names(&command);
     let found = |name: &String| {
         let place = env_name(name);
-        env(&place).map(|value| Found { values: vec![value], bare: None, place })
+        env(&place).map(|value| Found { values: vec![value], bare: None, kind: Kind::Environment, place })
     };
     let given: Vec<_> = names.iter().filter_map(|name| Some((name.as_str(), None, found(name)?))).collect();
     set_all(command, &given)
@@ -262,8 +281,15 @@ fn set(command: Command, name: &str, by: By, verb: Option<&str>, found: &Found) 
 /// Parses the value as if it were given on the command line.
 fn check(arg: &Arg, found: &Found) -> Result<(), CliError> {
     let name = arg.get_long().unwrap_or_default();
-    if found.values.len() != 1 && !matches!(arg.get_action(), ArgAction::Append) {
+    if found.kind == Kind::List && !matches!(arg.get_action(), ArgAction::Append) {
         return Err(CliError::usage(format!("{}: {name} takes one value, not a list", found.place)));
+    }
+    let is_switch = arg.get_value_parser().type_id() == TypeId::of::<bool>();
+    if is_switch && found.kind == Kind::Single {
+        let (place, value) = (&found.place, shown(&found.values[0].to_string_lossy()));
+        return Err(CliError::usage(format!(
+            "{place}: invalid value '{value}' for '--{name}': write true or false, without quotes"
+        )));
     }
     if let Some(bare) = found.bare.as_deref().filter(|_| takes_text(arg)) {
         let (place, bare) = (&found.place, shown(bare));

@@ -15,6 +15,7 @@ use eldr::{
         workload::Arrivals,
     },
     engine::{WorkerList, replace_file},
+    route::PolicyKind,
     types::shown,
 };
 use serde_json::{Value, json};
@@ -51,10 +52,13 @@ impl FromStr for Sweep {
             "tau" => values.iter().all(|value| (0.0..=2.0).contains(value)),
             _ => values.iter().all(is_whole),
         };
-        if fits {
-            Ok(Self { name, values })
-        } else {
-            Err(format!("'{}' holds a number that {name} can not be", shown(text)))
+        if !fits {
+            return Err(format!("'{}' holds a number that {name} can not be", shown(text)));
+        }
+        let again = (1..values.len()).find(|&at| values[..at].iter().any(|value| value.total_cmp(&values[at]).is_eq()));
+        match again {
+            Some(at) => Err(format!("'{}' holds {} twice; leave one out", shown(text), values[at])),
+            None => Ok(Self { name, values }),
         }
     }
 }
@@ -79,6 +83,22 @@ impl Sweep {
     fn shown(&self, value: f64) -> Value {
         if matches!(self.name, "rate" | "tau") { json!(value) } else { json!(value as u64) }
     }
+}
+
+/// Refuses sweeps in which runs would be alike: a setting that is swept twice, or that no policy heeds.
+pub fn check(sweeps: &[Sweep], policies: &[PolicyKind]) -> Result<(), CliError> {
+    let twice =
+        sweeps.iter().enumerate().find(|(at, sweep)| sweeps[..*at].iter().any(|other| other.name == sweep.name));
+    if let Some((_, Sweep { name, .. })) = twice {
+        return Err(CliError::usage(format!("--sweep {name} is given twice; give all values of {name} at once")));
+    }
+    if sweeps.iter().any(|sweep| sweep.name == "tau") && !policies.contains(&PolicyKind::LocalityBand) {
+        return Err(CliError::usage(
+            "--sweep tau compares widths of the locality band, which no policy here has: name locality_band among \
+             --policies and give a --calibration",
+        ));
+    }
+    Ok(())
 }
 
 /// Every combination of the sweeps' values, set in `params`, with what was set.
@@ -259,6 +279,25 @@ mod tests {
         let told = best_batch(&slots, &rows).expect("rates");
         assert_eq!(told, "The best batch size of those compared is 8: 180 tokens a second over all workers.");
         assert_eq!(best_batch(&slots, &[]), None);
+    }
+
+    // Symptom: `--sweep tau=0.1,0.2 --policies round_robin` measured the same thing twice, as `--sweep slots=4,4` did, and
+    // of `--sweep rate=1 --sweep rate=2` the second alone counted.
+    #[test]
+    fn a_sweep_that_compares_nothing_is_refused() {
+        let sweeps = |texts: &[&str]| texts.iter().map(|text| text.parse().expect(text)).collect::<Vec<Sweep>>();
+        let refused = |texts, kinds: &[PolicyKind]| check(&sweeps(texts), kinds).err().map(|error| error.message);
+        let tau = &["tau=0.1,0.2"][..];
+        let told = refused(tau, &[PolicyKind::RoundRobin, PolicyKind::MarginalCost]).expect("refused");
+        assert!(
+            told.starts_with("--sweep tau compares widths of the locality band, which no policy here has"),
+            "{told}"
+        );
+        assert_eq!(refused(tau, &[PolicyKind::RoundRobin, PolicyKind::LocalityBand]), None);
+        let told = refused(&["rate=1", "slots=4", "rate=2"], &[PolicyKind::RoundRobin]).expect("refused");
+        assert_eq!(told, "--sweep rate is given twice; give all values of rate at once");
+        let error = "slots=4,8,4".parse::<Sweep>().expect_err("the same");
+        assert_eq!(error, "'slots=4,8,4' holds 4 twice; leave one out");
     }
 
     #[test]

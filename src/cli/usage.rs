@@ -50,10 +50,17 @@ pub fn sentence(mut error: clap::Error) -> String {
     let first = first.strip_prefix("error: ").unwrap_or(&first);
     let ours = PARSERS.iter().find_map(|(theirs, ours)| Some(format!("{}{ours}", first.strip_suffix(theirs)?)));
     let first = ours.or_else(|| out_of_range(first)).unwrap_or_else(|| first.to_owned());
+    let first = named_once(first);
     match paragraphs.find(|p| p.starts_with("tip: ")) {
         Some(tip) => format!("{first} ({})", shown(&tip["tip: ".len()..])),
         None => first,
     }
+}
+
+/// Without the value a second time, where the parser's own sentence begins with it.
+fn named_once(said: String) -> String {
+    let value = said.strip_prefix("invalid value ").and_then(|rest| rest.split_once(" for '"));
+    value.map(|(value, _)| said.replacen(&format!(": {value} "), ": it ", 1)).unwrap_or(said)
 }
 
 /// What clap says of a number beyond its type: `.. for '--port <N>': 99999 is not in 0..=65535`.
@@ -160,6 +167,23 @@ mod tests {
         assert_eq!(refused("eldr run --port 70000"), port);
         let host = "invalid value 'here' for '--host <host>': it must be an IP address, such as 127.0.0.1 or ::1";
         assert_eq!(refused("eldr run --host here"), host);
+    }
+
+    // Symptom: "invalid value '2@cpu[9-1]' for '--decode <WORKERS>': '2@cpu[9-1]' in the workers '2@cpu[9-1]' '9-1' runs
+    // backwards".
+    #[test]
+    fn a_wrong_value_is_named_once() {
+        let refused = |args: [&str; 4]| {
+            sentence(crate::cli::command().try_get_matches_from(["eldr"].iter().chain(&args)).expect_err("refused"))
+        };
+        assert_eq!(
+            refused(["run", "--decode", "2@cpu[9-1]", "x"]),
+            "invalid value '2@cpu[9-1]' for '--decode <WORKERS>': it names wrong processors: '9-1' runs backwards; write 1-9"
+        );
+        assert_eq!(
+            refused(["run", "--decode", "1,0@cpu", "x"]),
+            "invalid value '1,0@cpu' for '--decode <WORKERS>': '0@cpu' in the workers '1,0@cpu' asks for zero workers"
+        );
     }
 
     // Symptom: a wrong value or argument of any length, with any escape sequence, was repeated as it was.

@@ -228,6 +228,10 @@ impl EngineConfig {
             "cache memory, a cache folder, pins and answers need the prefix cache, which is off; switch it on",
         );
         rule(
+            self.cache_dir.is_none() || self.cache_disk_mib > 0,
+            "the cache folder is bounded to 0 MiB, where no prefix fits: give it at least 1, or leave the folder out",
+        );
+        rule(
             !(self.exact && self.cache_answers),
             "an exact run can not use answers again: a token computed alone and one computed with a prompt differ in the \
              last bits; leave the answers or the exactness out",
@@ -267,5 +271,14 @@ mod tests {
         let short = RefitConfig { max_signatures: 3, ..RefitConfig::default() };
         let wrong = EngineConfig { refit: Some(short), ..refit(PolicyKind::LocalityBand) };
         assert!(wrong.problems()[0].contains("keeps 3 signatures"), "{:?}", wrong.problems());
+    }
+
+    // Symptom: a folder of 0 MiB was taken, and every prefix was thrown away without a word.
+    #[test]
+    fn a_cache_folder_without_room_is_refused() {
+        let none = EngineConfig { cache_disk_mib: 0, ..EngineConfig::default() };
+        assert!(none.problems().is_empty(), "without a folder it bounds nothing");
+        let wrong = EngineConfig { cache_dir: Some("prefixes".into()), ..none };
+        assert!(wrong.problems()[0].contains("bounded to 0 MiB"), "{:?}", wrong.problems());
     }
 }

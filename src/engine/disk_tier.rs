@@ -93,7 +93,7 @@ struct State {
 
 impl DiskTier {
     /// Opens `path`, which is made if it is not there, for prefixes that depend on what `fingerprint` says, at most
-    /// `max_bytes` of them. Files there that can not be used are told of and left alone; a folder that can not be written
+    /// `max_bytes` of them: where there are more, those that were not used for longest go now. Files there that can not be used are told of and left alone; a folder that can not be written
     /// is read only, and told of too. Errors: `path` is no folder, or a thread can not be started.
     pub fn open(path: &Path, fingerprint: Fingerprint, max_bytes: u64) -> Result<Self, EngineError> {
         if path.exists() && !path.is_dir() {
@@ -112,6 +112,11 @@ impl DiskTier {
         inner.state.lock().folder.remove_stale_parts();
         let probe = made.and_then(|()| inner.state.lock().folder.probe());
         let is_writable = probe.is_ok();
+        if is_writable {
+            // What was stored under a larger bound, or by a program without one.
+            let mut state = inner.state.lock();
+            state.stats.n_removed += state.folder.make_room(max_bytes);
+        }
         if let Err(error) = probe {
             let why = format!("can not be written ({error}): prefixes are read from it and none are added");
             inner.state.lock().report(&inner.path, &why);

@@ -231,7 +231,7 @@ impl LoadedModel {
             ("llama.cpp", versions().llama_cpp),
         ];
         fingerprint.extend(more.map(|(name, value)| (name.to_owned(), value)));
-        DiskTier::open(path, fingerprint, config.cache_disk_mib << 20).map(Some)
+        DiskTier::open(path, fingerprint, config.cache_disk_mib.saturating_mul(1 << 20)).map(Some)
     }
 
     /// Reads the configured pins as tokens.

@@ -128,8 +128,9 @@ impl FromStr for WorkerList {
     fn from_str(list: &str) -> Result<Self, EngineError> {
         let specs = outside_brackets(list).map(|text| {
             parse(text.trim()).map_err(|why| {
-                let (text, list) = (shown(text.trim()), shown(list));
-                EngineError::Config(format!("'{text}' in the workers '{list}' {why}"))
+                let (text, all) = (shown(text.trim()), shown(list.trim()));
+                let of = if text == all { String::new() } else { format!(" in the workers '{all}'") };
+                EngineError::Config(format!("'{text}'{of} {why}"))
             })
         });
         Ok(Self(specs.collect::<Result<_, _>>()?))
@@ -198,7 +199,7 @@ const SETTINGS: &str = "threads=N, batch=N, n-gpu-layers=N, cpu-moe, n-cpu-moe=N
 
 fn set(spec: &mut WorkerSpec, item: &str) -> Result<(), String> {
     if item.starts_with(|c: char| c.is_ascii_digit()) {
-        let more: CpuSet = item.parse()?;
+        let more: CpuSet = item.parse().map_err(|why| format!("names wrong processors: {why}"))?;
         let all = spec.cpus.iter().flat_map(|cpus| cpus.cpus().to_vec()).chain(more.cpus().iter().copied());
         spec.cpus = Some(CpuSet::new(all));
         return Ok(());
@@ -329,6 +330,14 @@ mod tests {
             let error = list.parse::<WorkerList>().expect_err(list).to_string();
             assert!(error.contains(want), "{list}: {error}");
         }
+    }
+
+    // Symptom: "'2@cpu[9-1]' in the workers '2@cpu[9-1]' '9-1' runs backwards".
+    #[test]
+    fn a_wrong_entry_is_named_once() {
+        let said = |list: &str| list.parse::<WorkerList>().expect_err(list).to_string();
+        assert_eq!(said("2@cpu[9-1]"), "'2@cpu[9-1]' names wrong processors: '9-1' runs backwards; write 1-9");
+        assert_eq!(said("1,0@cpu"), "'0@cpu' in the workers '1,0@cpu' asks for zero workers");
     }
 
     #[test]

@@ -94,6 +94,23 @@ fn two_outputs_are_two_files() {
         assert!(ran.code == Some(2) && ran.sentence().contains("--json and --svg both write"), "{ran:?}");
     }
     assert_eq!(names(&dir), ["link"]);
+    // Symptom: `bench --rows o --cost o` and `report --html o --svg o -o o` kept the last one alone.
+    let new = text(&new);
+    let bench = ["bench", "-m", TINY, "--workload", &workload];
+    for (first, second) in [("--rows", "--cost"), ("--svg", "--rows")] {
+        let wanted = format!("{first} and {second} both write {new}; give them different files");
+        refused(&[&bench[..], &[first, new, second, text(&link)]].concat(), &[&wanted]);
+    }
+    let rows = write(&dir, "rows.json", "[]");
+    for (first, second) in [("--html", "--svg"), ("--output", "--html"), ("--output", "--svg")] {
+        let wanted = format!("{first} and {second} both write {new}; give them different files");
+        refused(&["report", text(&rows), second, new, first, new], &[&wanted]);
+    }
+    let simulate = ["simulate", "--trace", "t", "--cost", "c", "--place", "2", "--placement", new, "-o", new];
+    refused(&simulate, &["--output and --placement both write"]);
+    let page = dir.path().join("report.json");
+    let calibrate = ["calibrate", "-m", TINY, "--prompts", &workload, "--workers", "2", "--report", text(dir.path())];
+    refused(&[&calibrate[..], &["-o", text(&page)]].concat(), &["report.json"]);
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn values_of_every_kind_are_taken() {
                   [run]\ntemperature = 0.5\ndecode = \"2@cpu\"\nrpc = [\"a:1\", \"b:2\"]\n[bench]\npolicies = \"all\"\n";
     let ran = inspect(config, &[], &[]);
     assert!(ran.code == Some(2) && ran.sentence().contains("no model file at no such model"), "{ran:?}");
-    inspect("cpu-moe = true", &[("ELDR_NO_MMAP", "1")], &["--cpu-moe=off"]).succeeded();
+    inspect("cpu-moe = true\nslots = '4'", &[("ELDR_NO_MMAP", "1")], &["--cpu-moe=off"]).succeeded();
 }
 
 #[test]
@@ -59,6 +59,11 @@ fn a_setting_that_is_wrong_is_named_with_its_place() {
         ("slots = 'many'", &["eldr.toml, line 1", "'many'", "--slots"]),
         ("[run]\n\nslots = -1", &["eldr.toml, line 3", "'-1'", "--slots"]),
         ("slots = [1, 2]", &["eldr.toml, line 1", "slots takes one value"]),
+        // Symptom: these were taken, though they are no number and no switch.
+        ("slots = [1]", &["eldr.toml, line 1", "slots takes one value, not a list"]),
+        ("\ncpu-moe = 1", &["eldr.toml, line 2", "'1' for '--cpu-moe': write true or false, without quotes"]),
+        ("[run]\nexact = 'yes'", &["eldr.toml, line 2", "'yes' for '--exact': write true or false"]),
+        ("cpu-moe = [true]", &["eldr.toml, line 1", "cpu-moe takes one value, not a list"]),
         ("slots = 1979-05-27", &["eldr.toml, line 1", "slots is a date"]),
         // Symptom: a folder named 5 was made.
         ("\ncache-dir = 5", &["eldr.toml, line 2", "cache-dir is 5, which must be a text: write '5' in quotes"]),

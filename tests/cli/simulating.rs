@@ -42,6 +42,9 @@ fn a_simulation_is_the_same_every_time_and_its_rows_can_be_reported() {
     }
 
     let (page, charts) = (dir.path().join("r.html"), dir.path().join("r.svg"));
+    // Symptom: of a cost file without a source it said `What steps take: .`.
+    let wanted = format!("What steps take: from the file {}.", cost.display());
+    assert_eq!(json["notes"][0], format!("Simulated. {wanted}"));
     let told = run(["report", text(&rows), "--html", text(&page), "--svg", text(&charts)]).succeeded();
     assert!(told.out.starts_with("### simulate") && told.out.contains("| locality_band |"), "{}", told.out);
     let page = fs::read_to_string(page).expect("written");
@@ -92,6 +95,8 @@ fn a_run_that_serves_nothing_is_no_result() {
         let done = run(args.into_iter().chain(["--policies", "least_loaded", "-o", text(&rows)]));
         assert_eq!(done.code, Some(code), "{}", done.err);
         assert!(wanted.iter().all(|words| done.err.contains(words)), "{}", done.err);
+        // Symptom: `let more              wait (max_queue)`.
+        assert!(!done.err.contains("  "), "{}", done.err);
         assert!(!rows.exists());
     };
     let workers = "requests = 40\n[[decode]]\nworkers = 1\n[[event]]\nat = 0.0001\nworker = 0\n";
@@ -134,6 +139,11 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
         ("[mix]\nlaw = 1.0", &["mix.law names a domain", "code, legal, math, medical"]),
         ("[[event]]\nat = 1.0\nworker = 9\nwhat = \"fail\"", &["event 0 is about decode worker 9"]),
         ("[[event]]\nat = 1.0\nwhat = \"explode\"", &["wrong.toml, line 3", "explode"]),
+        // Symptom: the last of what may stand there was hidden behind "..", and "expected a sequence" was all that was said.
+        ("[[event]]\nat = 1.0\nwhat = \"explode\"", &["expected one of `fail`, `slow`, `drain`, `resume`, `join`"]),
+        ("[decode]\nworkers = 2", &["wrong.toml, line 1", "several: write [[decode]] above each, instead of [decode]"]),
+        ("decode = { workers = 2 }", &["wrong.toml, line 1", "write [[..]] above each"]),
+        ("[[event]]\nat = 1.0\nwhat = \"join\"\nby = 2.5", &["event 0: by is 2.5, which must be a whole number"]),
         // Files that were cut.
         ("\n", &["scenario", "wrong.toml is empty"]),
         ("requests = 9\nrate", &["wrong.toml, line 2"]),

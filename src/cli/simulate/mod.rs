@@ -115,9 +115,10 @@ fn policies(list: &str) -> Result<Policies, ParsePolicyError> {
 }
 
 impl SimulateArgs {
-    /// The files it writes.
-    pub fn outputs(&self) -> Vec<&Path> {
-        self.output.as_deref().into_iter().chain(self.placement.as_deref()).collect()
+    /// The files it writes, each with its option.
+    pub fn outputs(&self) -> Vec<(&'static str, &Path)> {
+        let all = [("--output", &self.output), ("--placement", &self.placement)];
+        all.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?))).collect()
     }
 
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
@@ -133,6 +134,9 @@ impl SimulateArgs {
             }
             note(&format!("policy domain is left out: {why}"));
             kinds.retain(|&kind| kind != PolicyKind::Domain);
+        }
+        if scenario.migrate_every > 0 && !kinds.iter().any(|kind| kind.uses_counts()) {
+            note("migrate_every changes nothing: only marginal_cost moves running requests, and it is not compared");
         }
         progress::end_on_interrupt("nothing was written; fewer --requests or --seeds end sooner");
         let mut jobs = self.jobs(&scenario, &kinds);
@@ -180,7 +184,7 @@ impl SimulateArgs {
         }
         let inputs = [Some(&self.trace), self.scenario.as_ref(), self.cost.as_ref(), self.calibration.as_ref()];
         let inputs: Vec<&Path> = inputs.into_iter().flatten().map(PathBuf::as_path).collect();
-        for path in self.outputs() {
+        for (_, path) in self.outputs() {
             check_output(path, &inputs).map_err(CliError::usage)?;
         }
         Ok(())
@@ -256,7 +260,8 @@ fn unserved(rows: &[Row]) -> Result<Option<String>, CliError> {
     let lost = |row: &Row| number(row, "refused") + number(row, "failed");
     if let Some(row) = rows.iter().find(|row| !row.measured.contains_key("tpot_p50_ms")) {
         return Err(CliError::failed(format!(
-            "{} measured no request: {} finished, {} were refused and {} failed, so nothing was written; offer less, let more              wait (max_queue), keep a worker, or give more --requests",
+            "{} measured no request: {} finished, {} were refused and {} failed, so nothing was written; offer less, let more \
+             wait (max_queue), keep a worker, or give more --requests",
             row.setting.get("policy").and_then(serde_json::Value::as_str).unwrap_or("a run"),
             number(row, "finished"),
             number(row, "refused"),

@@ -153,7 +153,10 @@ fn shared(n_centroids: usize, n_workers: usize) -> Option<String> {
 
 fn cost(args: &SimulateArgs) -> Result<DeviceCost, CliError> {
     if let Some(path) = &args.cost {
-        let cost: DeviceCost = toml(path, "cost")?;
+        let mut cost: DeviceCost = toml(path, "cost")?;
+        if cost.source.trim().is_empty() {
+            cost.source = format!("from the file {}", path.display());
+        }
         return match cost.problem() {
             Some(problem) => Err(CliError::input(format!("{}: {problem}", path.display()))),
             None => Ok(cost),
@@ -189,6 +192,28 @@ pub fn toml<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T, CliError>
     }
     ::toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-        CliError::input(format!("{}, line {line}: {}", path.display(), shown(error.message())))
+        CliError::input(format!(
+            "{}, line {line}: {}",
+            path.display(),
+            said(error.message(), text.lines().nth(line - 1))
+        ))
     })
+}
+
+/// What is wrong in a line, as one sentence.
+fn said(message: &str, line: Option<&str>) -> String {
+    if message == "invalid type: map, expected a sequence" {
+        let header = line.and_then(|line| line.trim().strip_prefix('['));
+        let name = header.and_then(|header| header.split(']').next()).map_or("..", str::trim);
+        return format!(
+            "there is one table where there may be several: write [[{name}]] above each, instead of [{name}]"
+        );
+    }
+    // What is quoted is cut, and the list of what may stand there is not.
+    match message.split_once(", expected one of ") {
+        Some((wrong, known)) if wrong.starts_with("unknown variant ") => {
+            format!("{}, expected one of {known}", shown(wrong))
+        }
+        _ => shown(message),
+    }
 }

@@ -46,7 +46,7 @@ impl Run<'_> {
         if let Some(Step { n_batch, charged, is_pure, picked }) = state.step.take()
             && n_batch > 0
         {
-            self.meter.stepped(worker.index(), n_batch, &charged);
+            self.meter.stepped(worker.index(), n_batch, &charged, self.now);
             if is_pure {
                 self.dispatcher.stepped(worker, n_batch, Duration::from_secs_f64(charged.ms / 1e3));
             }
@@ -203,8 +203,8 @@ impl Run<'_> {
         Some(charged.ms)
     }
 
-    fn start_decode(&mut self, worker: WorkerId) -> Option<f64> {
-        let worker = &mut self.decode[worker.index()];
+    fn start_decode(&mut self, id: WorkerId) -> Option<f64> {
+        let worker = &mut self.decode[id.index()];
         if worker.step.is_some() || worker.scheduler.is_idle() {
             return None;
         }
@@ -214,6 +214,9 @@ impl Run<'_> {
         let mut charged = worker.runner.take_charged();
         charged.ms *= worker.slowness;
         worker.step = Some(Step { n_batch, charged, is_pure, picked });
+        if n_batch > 0 {
+            self.meter.began(id.index(), self.now);
+        }
         Some(charged.ms)
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Meter {
     window: Steps,
     /// When the first measured request and the last one came.
     span: (f64, f64),
+    /// When the step of each worker that is in one began.
+    began: Vec<Option<f64>>,
 }
 
 #[derive(Clone, Default)]
@@ -25,6 +27,8 @@ struct Steps {
     n_batch: u64,
     n_kv: u64,
     ms: f64,
+    /// Seconds of these steps since the first measured request came.
+    busy: f64,
     of_worker: Vec<u64>,
 }
 
@@ -66,19 +70,39 @@ impl Meter {
             self.span.0 = now;
         }
         self.span.1 = now;
+        // Steps that have begun count as far as they have come.
+        if measured {
+            self.window.busy += self.began.iter().flatten().map(|&began| self.since(began, now)).sum::<f64>();
+        }
         measured
     }
 
+    /// Seconds of a step that began then, without what was before the first measured request.
+    fn since(&self, began: f64, now: f64) -> f64 {
+        now - began.max(self.span.0)
+    }
+
+    /// A decode step began.
+    pub fn began(&mut self, worker: usize, now: f64) {
+        if worker >= self.began.len() {
+            self.began.resize(worker + 1, None);
+        }
+        self.began[worker] = Some(now);
+    }
+
     /// A decode step of `n_batch` sequences ended.
-    pub fn stepped(&mut self, worker: usize, n_batch: u32, charged: &Charged) {
+    pub fn stepped(&mut self, worker: usize, n_batch: u32, charged: &Charged, now: f64) {
         self.n_steps += 1;
+        let began = self.began[worker].take().expect("a step that ends has begun");
         if self.n_admitted > self.n_warmup {
+            let busy = self.since(began, now);
             let steps = &mut self.running;
             steps.n += 1;
             steps.n_experts += u64::from(charged.n_experts);
             steps.n_batch += u64::from(n_batch);
             steps.n_kv += charged.n_kv;
             steps.ms += charged.ms;
+            steps.busy += busy;
             if worker >= steps.of_worker.len() {
                 steps.of_worker.resize(worker + 1, 0);
             }
@@ -139,10 +163,48 @@ impl Meter {
             context: over(steps.n_kv as f64, n),
             step_ms: over(steps.ms, n),
             tokens_per_s: over(n_batch, seconds),
-            busy: over(steps.ms / 1e3, seconds * n_workers),
+            busy: over(steps.busy, seconds * n_workers),
             imbalance: over(most, n_batch / n_workers),
             cached: totals.cached,
             steps: self.n_steps,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: the only worker of a pool was busy 1.042 of the time: a step that the measured window cut counted whole.
+    #[test]
+    fn a_step_is_busy_inside_the_measured_window_alone() {
+        let mut meter = Meter::new(2, 1);
+        let step = |meter: &mut Meter, worker: usize, from: f64, to: f64| {
+            meter.began(worker, from);
+            meter.stepped(worker, 1, &Charged::default(), to);
+        };
+        step(&mut meter, 0, 0.0, 1.0);
+        assert!(!meter.admitted(1.0));
+        meter.began(0, 1.0);
+        assert!(meter.admitted(2.0));
+        meter.stepped(0, 1, &Charged::default(), 4.0);
+        step(&mut meter, 1, 4.0, 5.0);
+        meter.began(0, 5.0);
+        assert!(meter.admitted(6.0));
+        meter.stepped(0, 1, &Charged::default(), 9.0);
+        let totals = Totals {
+            policy: String::new(),
+            n_layer: 1,
+            n_workers: 2,
+            now: 9.0,
+            refused: 0,
+            retried: 0,
+            lost: 0,
+            migrated: 0,
+            copies: 0,
+            cached: 0.0,
+        };
+        // From 2 to 6 s: 2 s and 1 s of the first worker, 1 s of the second.
+        assert!((meter.report(totals).busy - 0.5).abs() < 1e-12);
     }
 }

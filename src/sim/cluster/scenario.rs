@@ -368,6 +368,9 @@ impl Scenario {
                 if event.by < 1.0 {
                     return Some(format!("{name}: by is {}, and the new worker needs a slot at least", event.by));
                 }
+                if event.by.fract() != 0.0 {
+                    return Some(format!("{name}: by is {}, which must be a whole number of slots", event.by));
+                }
                 n_workers += 1;
             } else if u64::from(event.worker) >= n_workers {
                 return Some(format!(
@@ -443,6 +446,11 @@ mod tests {
             (Scenario { event: event(1.0, 0, Happens::Slow, 1e300), ..good.clone() }, "event 0: by is 1e300"),
             (Scenario { max_queue: Some(0), ..good.clone() }, "max_queue is 0"),
             (Scenario { event: event(1.0, 0, Happens::Join, 4e9), ..good.clone() }, "event 0: by is 4000000000"),
+            // This was a worker of 2 slots.
+            (
+                Scenario { event: event(1.0, 0, Happens::Join, 2.5), ..good.clone() },
+                "event 0: by is 2.5, which must be a whole",
+            ),
             (Scenario { decode: group(4, -1.0), ..good.clone() }, "decode.speed is -1"),
             (Scenario { decode: Vec::new(), ..good.clone() }, "decode is empty"),
             (Scenario { warmup: 1.0, ..good.clone() }, "warmup is 1"),
