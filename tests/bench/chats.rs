@@ -203,7 +203,7 @@ fn config(policy: PolicyKind, cache: bool, exact: bool, answers: bool) -> Engine
         decode: WorkerList::best(4),
         n_slots: 16,
         n_ctx_slot: 1024,
-        chunk: 128,
+        chunk: 32,
         n_threads: 1,
         exact,
         prefix_cache: if cache { PrefixBudget::Slots } else { PrefixBudget::Off },
