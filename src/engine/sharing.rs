@@ -48,7 +48,7 @@ impl ThreadUse {
 impl Sharing {
     /// Errors: a device there is not, processors this process may not use, more threads than cores.
     pub fn of(config: &EngineConfig) -> Result<Self, EngineError> {
-        let best = Backend::init().best_device();
+        let best = Backend::init().best_device()?;
         let topology = Topology::detect();
         let mut pinned = CpuSet::default();
         let (mut n_pinned, mut n_sharing, mut on_device, mut widest) = (0, 0, false, config.n_threads);

@@ -108,7 +108,7 @@ impl Model {
     pub fn load(backend: &Backend, path: impl AsRef<Path>, params: &ModelParams) -> Result<Self, LlamaError> {
         let path = path.as_ref();
         let header = Header::read(path)?;
-        let device = params.device.clone().unwrap_or_else(|| backend.best_device());
+        let device = params.device.clone().map_or_else(|| backend.best_device(), Ok)?;
         // Where it is missing, llama.cpp says so itself.
         let n_layer = header.number(&format!("{}.block_count", header.text("general.architecture"))).unwrap_or(0);
         let overrides = Overrides::new(params.cpu_moe, u32::try_from(n_layer).unwrap_or(u32::MAX));

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Builds eldr and the bench `device` with the feature `dynamic-backends` and puts them into FOLDER with every library they
+# need, so that the folder can be taken elsewhere: ggml's library of a device (backend.sh) is put beside them there.
+#
+#   bash tests/gpu/program.sh FOLDER [cargo's options]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=tests/scripts/prerequisites.sh
+. tests/scripts/prerequisites.sh
+
+folder="${1:?the folder that the program goes to}"
+shift
+need_build_tools
+have python3 || stop "python3 is missing; install it and run this again."
+mkdir -p "$folder"
+began=$SECONDS
+cargo build --release --locked --features dynamic-backends --bin eldr --bench device --message-format json-render-diagnostics "$@" |
+    python3 -c 'import json, pathlib, shutil, sys
+
+folder = pathlib.Path(sys.argv[1])
+for line in sys.stdin:
+    told = json.loads(line)
+    if told.get("executable"):
+        shutil.copy2(told["executable"], folder / told["target"]["name"])
+    if told["reason"] == "build-script-executed" and "llama-cpp-sys-2" in told["package_id"]:
+        out = pathlib.Path(told["out_dir"])
+        for library in [*(out / "lib").glob("*.so*"), *(out / "backends").glob("*.so")]:
+            shutil.copy2(library, folder / library.name)' "$folder"
+for program in eldr device; do
+    [ -x "$folder/$program" ] || stop "The build did not say where it put $program."
+done
+echo "built $folder in $((SECONDS - began)) s, $(du -sh "$folder" | cut -f1)"
