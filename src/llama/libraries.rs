@@ -109,7 +109,7 @@ fn unusable(path: &Path) -> Option<UnusableLibrary> {
         if n_devices > 0 {
             return None;
         }
-        let why = if said.is_empty() { "is there one, and is its driver installed?" } else { &said };
+        let why = if said.is_empty() { "there is none, or its driver is missing" } else { &said };
         log::info!("{} finds no device: {why}", path.display());
         format!("it is loaded, but finds no device: {why}")
     };
