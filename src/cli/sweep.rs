@@ -216,9 +216,10 @@ fn shown_fit(fit: &CostFit, path: &Path) -> Vec<String> {
         fit.n_steps.1
     ));
     lines.push(format!(
-        "a prefill step takes {:.4} ms + {:.5} x tokens; mean error {:.1}%, 95% within {:.1}%",
+        "a prefill step takes {:.4} ms + {:.5} x tokens + {:.3e} x tokens of context; mean error {:.1}%, 95% within {:.1}%",
         fit.cost.prefill.fixed,
         fit.cost.prefill.per_token,
+        fit.cost.prefill.per_kv_token,
         fit.prefill_error.0 * 100.0,
         fit.prefill_error.1 * 100.0
     ));

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     engine::{EngineError, PrefixBudget, WorkerList, placement::overlap},
     refit::RefitConfig,
-    route::PolicyKind,
+    route::{PolicyKind, StepTime},
     schedule::DispatchLimits,
     types::shown,
 };
@@ -145,6 +145,8 @@ pub struct EngineConfig {
     pub refit: Option<RefitConfig>,
     /// One decode step in so many is tapped and tells the marginal cost what its sequences really pick; none is if 0.
     pub feedback: u32,
+    /// What decode steps take, for the marginal cost to begin with; none lets it learn that from the first steps on.
+    pub step_time: Option<StepTime>,
     /// Seed of the policies that draw.
     pub seed: u64,
     /// The workload's domains, for the `domain` oracle.
@@ -185,6 +187,7 @@ impl Default for EngineConfig {
             min_band: 1,
             refit: None,
             feedback: 0,
+            step_time: None,
             seed: 0,
             domains: Vec::new(),
             limits: DispatchLimits::default(),

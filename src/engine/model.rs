@@ -355,6 +355,7 @@ impl LoadedModel {
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams { feedback: config.feedback, ..MarginalCostParams::default() },
+            step_time: config.step_time,
         }
     }
 

@@ -21,6 +21,7 @@ use self::{
 };
 use super::{
     args::{TauChoice, switch},
+    cost::toml,
     error::CliError,
     lists::Many,
     output::{Output, note},
@@ -86,6 +87,9 @@ pub struct SimulateArgs {
     /// Let the centroids follow the traffic
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     refit: Option<bool>,
+    /// Let the marginal cost begin with the costs that are simulated, as --step-cost does when serving; without it, it learns them
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    known_cost: Option<bool>,
     /// Run the policies that go by picks once more with those of the answers, which nobody knows in time: a bound
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     clairvoyant: Option<bool>,
@@ -192,7 +196,7 @@ impl SimulateArgs {
 
     fn scenario(&self) -> Result<Scenario, CliError> {
         let mut scenario = match &self.scenario {
-            Some(path) => sources::toml::<Scenario>(path, "scenario")?,
+            Some(path) => toml::<Scenario>(path, "scenario")?,
             None => Scenario::default(),
         };
         scenario.requests = self.requests.unwrap_or(scenario.requests);

@@ -58,7 +58,7 @@ const MOST_TIMES: f64 = 1e6;
 /// let cost = DeviceCost {
 ///     source: "by hand".to_owned(),
 ///     decode: DecodeCost { fixed: 2.0, per_expert: 0.01, per_token: 0.05, per_kv_token: 0.0 },
-///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1 },
+///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1, per_kv_token: 0.0 },
 ///     handoff: HandoffCost::default(),
 /// };
 /// assert_ne!(cost.source, estimated.source);
