@@ -22,6 +22,7 @@ use eldr::{
 
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
+    cost::read_cost,
     error::{CliError, Kind},
     model::shipped_or,
     output::{Output, note},
@@ -50,6 +51,9 @@ pub struct BenchArgs {
     /// Write there what the steps of this bench took, for `eldr simulate`; --fit measures more sizes of batches
     #[arg(long, value_name = "OUT", conflicts_with_all = ["sweep", "repeats", "fit", "no_count"])]
     cost: Option<PathBuf>,
+    /// Let every step take what this file of --fit, --cost or by hand says, instead of timing it: the same on every machine
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["fit", "cost", "no_count"])]
+    charge: Option<PathBuf>,
     /// Compare several values of rate, workers, slots, concurrency or tau, such as rate=1,2,4; may be repeated
     #[arg(long, value_name = "NAME=VALUES", conflicts_with_all = ["json", "svg"])]
     sweep: Vec<Sweep>,
@@ -149,6 +153,9 @@ impl BenchArgs {
             let why = "--cost needs steps timed one at a time: leave out --clock real and --prefix-cache";
             return Err(CliError::usage(why));
         }
+        if params.charge.is_some() && params.clock == Clock::Real {
+            return Err(CliError::usage("--charge is for the virtual clock: leave out --clock real"));
+        }
         if self.fit.is_none() {
             self.workers.unused(params.policies.iter().map(|kind| kind.name())).iter().for_each(|unused| note(unused));
         }
@@ -202,6 +209,7 @@ impl BenchArgs {
             output_tokens: self.output_tokens,
             warmup: self.warmup,
             count_experts: !self.no_count.unwrap_or(false),
+            charge: self.charge.as_deref().map(read_cost).transpose()?,
             config,
         })
     }

@@ -154,7 +154,14 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
         refused(&["simulate", "--trace", trace, "--cost", cost, "--scenario", text(&file)], wanted);
     }
     let no_cost = write(&dir, "no-cost.toml", COST.replace("fixed = 9.0\nper_expert", "fixed = -1.0\nper_expert"));
-    refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], &["no-cost.toml", "decode.fixed is -1 ms"]);
+    let wrong = &["no-cost.toml", "decode.fixed is -1 ms"];
+    refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], wrong);
+    refused(&["run", "--step-cost", text(&no_cost), "-p", "x"], wrong);
+    refused(&["bench", "--charge", text(&no_cost), "--workload", trace], wrong);
+    refused(
+        &["bench", "--charge", cost, "--clock", "real", "--workload", trace],
+        &["--charge is for the virtual clock"],
+    );
     refused(&["simulate", "--trace", trace, "--cost", cost, "--place", "100"], &["--place is 100", "64 experts"]);
     let both = ["simulate", "--trace", trace, "--cost", cost];
     let with = |more: &[&str], wanted: &[&str]| refused(&[&both[..], more].concat(), wanted);
