@@ -434,7 +434,7 @@ impl Dispatcher {
     /// Requests that may be in prefill or waiting for a slot: those the free slots can take, and `max_handoffs` more.
     fn n_ahead(&self) -> usize {
         let free = self.decode.iter().filter(|w| w.healthy).map(|w| (w.n_slots - w.n_inflight) as usize);
-        free.sum::<usize>() + self.limits.max_handoffs
+        free.sum::<usize>().saturating_add(self.limits.max_handoffs)
     }
 
     /// A request has left the worker that held it.

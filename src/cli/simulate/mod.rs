@@ -24,11 +24,13 @@ use super::{
     error::CliError,
     lists::Many,
     output::{Output, note},
-    progress,
+    progress, usage,
 };
 
 /// Repeats beyond these narrow no interval.
 const MOST_SEEDS: u32 = 1000;
+/// More than any model has experts to share among them.
+const MOST_RANKS: u32 = 4096;
 
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
@@ -169,10 +171,8 @@ impl SimulateArgs {
             if zero { Err(CliError::usage(format!("{flag} is 0, which must be at least 1"))) } else { Ok(()) }
         };
         at_least("--seeds", self.seeds == 0)?;
-        if self.seeds > MOST_SEEDS {
-            let seeds = self.seeds;
-            return Err(CliError::usage(format!("--seeds is {seeds}, which must be at most {MOST_SEEDS}")));
-        }
+        usage::at_most("--seeds", Some(self.seeds), MOST_SEEDS)?;
+        usage::at_most("--place", self.place, MOST_RANKS)?;
         at_least("--place", self.place == Some(0))?;
         at_least("--clusters", self.clusters == Some(0))?;
         if self.cost.is_none() && self.device.is_none() {
