@@ -49,8 +49,8 @@ pub struct Folder {
 
 /// Whether there is a prefix in the folder `path`, for whatever model.
 pub fn has_prefixes(path: &Path) -> bool {
-    let names = fs::read_dir(path).into_iter().flatten().flatten().map(|file| file.file_name());
-    names.into_iter().any(|name| name.to_string_lossy().ends_with(SUFFIX))
+    let mut files = fs::read_dir(path).into_iter().flatten().flatten();
+    files.any(|file| file.file_name().to_string_lossy().ends_with(SUFFIX))
 }
 
 impl Folder {
