@@ -277,7 +277,7 @@ fn a_folder_where_no_file_can_be_made_is_told() {
 fn a_folder_that_would_be_of_no_use_is_found_before_it_is_opened() {
     let dir = tempfile::tempdir().unwrap();
     assert!(DiskTier::check(&dir.path().join("new/deep")).is_ok());
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
     for path in ["/proc/eldr/x", "/proc/self", "/proc/version"] {
         let error = DiskTier::check(Path::new(path)).unwrap_err().to_string();
         assert!(error.contains(path), "{error}");
