@@ -55,9 +55,11 @@ impl Backend {
     pub fn init() -> Self {
         START.get_or_init(|| {
             logging::install();
+            // Before llama.cpp, which loads them itself if there are none yet.
+            let unusable = libraries::load_all();
             // SAFETY: may be called again after a host program has; it sets up time and tables.
             unsafe { sys::llama_backend_init() };
-            libraries::load_all()
+            unusable
         });
         Self { _started: () }
     }

@@ -5,7 +5,8 @@
 use std::{
     env,
     ffi::{CString, OsString},
-    fs,
+    fs::{self, File},
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -94,6 +95,10 @@ fn is_device_library(path: &Path) -> bool {
 
 /// Loads it; what is wrong with it, if anything, also goes to the log.
 fn unusable(path: &Path) -> Option<UnusableLibrary> {
+    if is_cut_off(path) {
+        // Nothing can be done but to say it first: ggml loads whatever has the name.
+        log::error!("{} is cut off, and loading it may end the process: copy it again", path.display());
+    }
     let text = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
     logging::clear_errors();
     // SAFETY: the path is a C string; a library that is loaded already is registered once.
@@ -114,6 +119,20 @@ fn unusable(path: &Path) -> Option<UnusableLibrary> {
         format!("it is loaded, but finds no device: {why}")
     };
     Some(UnusableLibrary { path: path.to_owned(), reason })
+}
+
+/// Whether an ELF file ends before its table of sections, which is its last part. The system's loader maps such a file all
+/// the same, and the process dies over the first page that is not there.
+fn is_cut_off(path: &Path) -> bool {
+    let mut head = [0; 64];
+    let read = File::open(path).and_then(|mut file| {
+        file.read_exact(&mut head)?;
+        Ok(file.metadata()?.len())
+    });
+    let Ok(length) = read else { return false };
+    let number = |at: usize, n: usize| head[at..at + n].iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
+    // Of 64 bits, the lowest byte first.
+    head.starts_with(b"\x7fELF\x02\x01") && number(40, 8).saturating_add(number(58, 2) * number(60, 2)) > length
 }
 
 /// The reason without "failed to load PATH: " in front of it.
@@ -169,6 +188,24 @@ mod tests {
         for reason in [missing, damaged.reason] {
             assert!(!reason.is_empty() && !reason.contains(dir.path().to_str().expect("a path")), "{reason}");
         }
+    }
+
+    // Symptom: half a library ended the process with a bus error and no word.
+    #[test]
+    #[cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
+    fn a_file_without_its_end_is_cut_off() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let whole = env::current_exe().expect("this test");
+        let bytes = fs::read(&whole).expect("readable");
+        let is_cut_off_at = |n: usize| {
+            let path = dir.path().join("part");
+            fs::write(&path, &bytes[..n]).expect("written");
+            is_cut_off(&path)
+        };
+        assert!(!is_cut_off(&whole) && !is_cut_off(dir.path()));
+        assert!(is_cut_off_at(4096) && is_cut_off_at(bytes.len() - 1));
+        // The loader says it of these.
+        assert!(!is_cut_off_at(0) && !is_cut_off_at(63));
     }
 
     #[test]

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 from="${1:?the folder of program.sh}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/beside" "$work/only" "$work/empty"
+mkdir "$work/beside" "$work/only" "$work/empty" "$work/no-cpu"
 cp "$from/eldr" "$from"/lib*.so* "$work/beside"
 rm -f "$work/beside"/libggml-{cuda,vulkan,hip,sycl,opencl}.so
 unset GGML_BACKEND_DIR GGML_BACKEND_PATH LD_LIBRARY_PATH
@@ -51,8 +51,10 @@ mv "$work/beside"/libggml-cpu*.so "$work/only"
 GGML_BACKEND_DIR="$work/only" answers || stop "GGML_BACKEND_DIR does not find the CPU's library: $(cat "$work/err")"
 [ "$(cat "$work/out")" = "$plain" ] || stop "the CPU's library answers otherwise from another folder"
 echo "GGML_BACKEND_DIR: the CPU's libraries are found there"
+# With nothing at all in the folder llama.cpp would look in the usual places.
+cp "$work/beside/libggml-rpc.so" "$work/no-cpu"
 for verb in "run -m $model hello" "doctor --plan -m $model" "rpc-server --listen 127.0.0.1:0"; do
     # shellcheck disable=SC2086
-    ! GGML_BACKEND_DIR="$work/empty" eldr $verb || stop "without a library for the CPU '$verb' ends well"
-    says "no library for the CPU, ${verb%% *}" "libggml-cpu.*empty: copy" 1
+    ! GGML_BACKEND_DIR="$work/no-cpu" eldr $verb || stop "without a library for the CPU '$verb' ends well"
+    says "no library for the CPU, ${verb%% *}" "libggml-cpu.*no-cpu: copy" 1
 done

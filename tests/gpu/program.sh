@@ -18,15 +18,19 @@ cargo build --release --locked --features dynamic-backends --bin eldr --bench de
     python3 -c 'import json, pathlib, shutil, sys
 
 folder = pathlib.Path(sys.argv[1])
+def put(file, name):
+    (folder / name).unlink(missing_ok=True)  # A program that runs keeps the file it has.
+    shutil.copy2(file, folder / name)
+
 # Libraries under the name that the program asks for; those in target/release are links to nothing.
 for line in sys.stdin:
     told = json.loads(line)
     if told.get("executable"):
-        shutil.copy2(told["executable"], folder / told["target"]["name"])
+        put(told["executable"], told["target"]["name"])
     if told["reason"] == "build-script-executed" and "llama-cpp-sys-2" in told["package_id"]:
         out = pathlib.Path(told["out_dir"])
         for library in [*(out / "lib").glob("*.so.[0-9]"), *(out / "backends").glob("*.so")]:
-            shutil.copy2(library, folder / library.name)' "$folder"
+            put(library, library.name)' "$folder"
 for program in eldr device; do
     [ -x "$folder/$program" ] || stop "The build did not say where it put $program."
 done
