@@ -169,7 +169,9 @@ impl Recovery for Revival {
             let backend = Backend::init();
             let again = self.devices.iter().map(|device| backend.renewed(device, deadline.min(QUICK)));
             let devices = again.collect::<Result<Vec<_>, _>>()?;
-            devices.iter().for_each(|device| device.set_deadline(deadline));
+            for device in &devices {
+                device.set_deadline(deadline);
+            }
             self.copies.seated(self.seat.clone(), devices, true)
         };
         again().map(|worker| Box::new(worker.runner) as Box<dyn ModelRunner>).map_err(|error| error.to_string())

@@ -58,7 +58,9 @@ impl Known {
         };
         let devices = devices?;
         check(&devices, spec).map_err(|why| EngineError::Config(format!("'{spec}' {why}")))?;
-        devices.iter().for_each(|device| device.set_deadline(config.rpc_deadline));
+        for device in &devices {
+            device.set_deadline(config.rpc_deadline);
+        }
         Ok(devices)
     }
 }

@@ -19,8 +19,8 @@ use super::{
     device::{self, Device},
     error::LlamaError,
     facts::{self, KvWidth, ModelFacts},
-    gguf::{self, Header, INFLATED_OF},
-    guard, logging,
+    gguf::{Header, INFLATED_OF},
+    gguf_file, guard, logging,
     params::KvType,
     spread::Spread,
 };
@@ -277,7 +277,7 @@ fn load(
     spread: &mut Spread,
     overrides: &Overrides,
 ) -> Result<NonNull<sys::llama_model>, LlamaError> {
-    let c_path = gguf::c_path(path)?;
+    let c_path = gguf_file::c_path(path)?;
     // SAFETY: no precondition.
     let mut raw_params = unsafe { sys::llama_model_default_params() };
     spread.tell(&mut raw_params);

@@ -100,7 +100,7 @@ fn the_plan_has_the_bytes_of_each_device() {
     assert_eq!(device(&whole, first).kv, 6 * slots);
     assert_eq!([first, second].map(|name| device(&three, name).n_workers), [3, 3]);
 
-    // What is foreseen is what is taken, at equal shares too.
+    // What is foreseen is what is taken, at equal shares too; only of buffers it may be less.
     for shares in [vec![5, 2], vec![]] {
         let rows = |no_alloc| {
             let (device, beside) = (Some(devices[0].clone()), vec![devices[1].clone()]);
@@ -112,7 +112,10 @@ fn the_plan_has_the_bytes_of_each_device() {
             rows.sort_by(|one, other| one.device.cmp(&other.device));
             rows
         };
-        assert_eq!(rows(true), rows(false), "{shares:?}");
+        for (foreseen, taken) in rows(true).into_iter().zip(rows(false)) {
+            assert!(foreseen.compute >= taken.compute, "{shares:?}: {foreseen:?} {taken:?}");
+            assert_eq!(MemoryRow { compute: taken.compute, ..foreseen }, taken, "{shares:?}");
+        }
     }
 }
 
