@@ -207,7 +207,7 @@ fn parse(text: &str) -> Result<WorkerSpec, String> {
 }
 
 /// What can be said in the brackets after a device, beside processors.
-const SETTINGS: &str = "split=N:N, threads=N, batch=N, n-gpu-layers=N, cpu-moe, n-cpu-moe=N or op-offload=on|off";
+const SETTINGS: &str = "threads=N, batch=N, split=N:N, n-gpu-layers=N, cpu-moe, n-cpu-moe=N or op-offload=on|off";
 
 fn set(spec: &mut WorkerSpec, item: &str) -> Result<(), String> {
     if item.starts_with(|c: char| c.is_ascii_digit()) {
