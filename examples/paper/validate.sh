@@ -10,7 +10,7 @@
 # bench (`--charge`) as in the simulation. P99 is shown and not judged: it is one request of a few hundred. Were
 # the bench's steps timed too, its own two runs would differ by more than 5 %, since a machine's speed drifts; TIMED=1 shows
 # that: each policy on the largest pool once more, timed, beside a simulation with what its own steps took, judged by nobody.
-# OUT=DIR changes where the files go.
+# OUT=DIR changes where the files go, ELDR=PROGRAM takes a built one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -24,9 +24,7 @@ else
     pools="2 4 8 16" per_worker=6 rounds=4 tokens=48 prompts=384
 fi
 
-need_build_tools
-cargo build --locked --release --quiet
-eldr="$TARGET/release/eldr"
+need_eldr
 mkdir -p "$out"
 
 # The shorter prompts; as many tokens for every request, in the recording and in the bench. Greedy, so that both have the
