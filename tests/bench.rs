@@ -13,7 +13,7 @@ use eldr::{
 };
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data");
-const N_REQUESTS: usize = 24;
+const N_REQUESTS: usize = 15;
 
 fn config(decode: u32) -> EngineConfig {
     EngineConfig {
@@ -85,7 +85,7 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
     for run in &report.runs {
         assert_eq!(run.failed, 0, "{}", run.policy);
         // The first fifth of the requests is warm-up.
-        assert_eq!(run.requests, 20, "{}", run.policy);
+        assert_eq!(run.requests, 12, "{}", run.policy);
         let (distinct, batch) = (run.experts_distinct.unwrap(), run.batch.unwrap());
         assert!(distinct.mean >= 4.0 && distinct.mean <= 4.0 * batch.p99, "{}: {distinct:?}", run.policy);
         assert!(run.tpot_ms.unwrap().p50 > 0.0 && run.ttft_ms.unwrap().p50 > 0.0);

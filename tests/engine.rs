@@ -13,7 +13,7 @@ use eldr::{
     Calibration,
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent},
     refit::RefitConfig,
-    route::{LeastLoaded, LocalityBand, LocalityBandParams, Reason},
+    route::{LeastLoaded, LocalityBand, LocalityBandParams, Reason, RoundRobin},
     schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig, SubmitParams},
     types::{FinishReason, MoeShape, Request, SamplingParams, Token, WorkerId},
 };
@@ -373,7 +373,9 @@ fn fake_worker(name: &str, n_slots: u32, n_ctx_slot: u32) -> EngineWorker {
 
 #[test]
 fn a_drained_worker_gets_nothing_new_and_finishes_what_it_has() {
-    let engine = engine_with(&[vec![], vec![]], 2, DispatchLimits::default());
+    // In turns, so that every worker gets something, however fast they are.
+    let parts = parts_with(&[vec![], vec![]], 2, DispatchLimits::default());
+    let engine = Engine::start(EngineParts { policy: Box::<RoundRobin>::default(), ..parts }).unwrap();
     let serve = |n: u64| {
         let requests: Vec<_> = (0..n).map(|i| request(i, 9)).collect();
         let streams: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();

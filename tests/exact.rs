@@ -179,7 +179,7 @@ fn a_request_that_lost_its_worker_goes_on_to_the_same_bits() {
         }
         let moved = drawn(&engine);
         assert_eq!(engine.stats().lost, [false, true, true]);
-        assert!(engine.stats().n_given_back.worker_lost > 2, "requests were moved");
+        assert!(engine.stats().n_given_back.worker_lost >= 2, "requests were moved from both");
         for (index, (moved, want)) in moved.iter().zip(&undisturbed).enumerate() {
             assert!(moved == want, "request {index} with flash attention {flash_attention:?}: {moved:?}, not {want:?}");
         }

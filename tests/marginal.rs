@@ -7,6 +7,8 @@
 #[path = "support/fake_engine.rs"]
 #[expect(dead_code, reason = "the model and its letters are used, in engines made here")]
 mod fake;
+#[path = "../examples/drift/partition.rs"]
+mod partition;
 #[path = "marginal/planted.rs"]
 mod planted;
 #[path = "schedule/restless.rs"]
@@ -53,6 +55,7 @@ fn serve(structured: bool, traffic: Traffic, seed: u64) -> Served {
             warmup: 0.2,
             prefill: 5.0,
             cost,
+            handoff: 0.0,
             limits: DispatchLimits::default(),
         };
         let centroids = calibrated.then(|| Arc::new(calibration.centroids.clone()));
@@ -133,6 +136,7 @@ fn overtaking(age_bound: u32) -> ReplayReport {
         warmup: 0.2,
         prefill: 0.0,
         cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+        handoff: 0.0,
         limits: DispatchLimits { max_handoffs: 32, age_bound, ..DispatchLimits::default() },
     };
     let shape = Some(trace.header.shape.clone());
@@ -163,6 +167,7 @@ fn turning(feedback: u32, migrate_every: u32) -> ReplayReport {
         warmup: 0.2,
         prefill: 5.0,
         cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+        handoff: 0.0,
         limits: DispatchLimits { migrate_every, ..DispatchLimits::default() },
     };
     let marginal = MarginalCostParams { feedback, ..MarginalCostParams::default() };

@@ -2,6 +2,9 @@
 //! and decode on both gives the tap counts and the text of the CPU.
 #![allow(clippy::unwrap_used)]
 
+#[path = "rpc/split.rs"]
+mod split;
+
 use std::{
     env,
     net::{TcpListener, TcpStream},

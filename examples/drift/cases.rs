@@ -1,6 +1,7 @@
 //! What is served, and on which workers.
 
 use std::{
+    collections::BTreeMap,
     error::Error,
     ops::Range,
     sync::{Arc, Mutex},
@@ -22,6 +23,7 @@ use eldr::{
 };
 
 use crate::{
+    bound::{self, Known, Watch},
     clairvoyant::{Clairvoyant, Future, Seen, Watched},
     contenders::Contender,
     recovery::recoveries,
@@ -30,11 +32,14 @@ use crate::{
 /// Requests a worker has on average, and requests of each domain that a calibration is fitted to.
 pub const N_RESIDENT: usize = 16;
 const N_FIT: usize = 20;
-/// Requests of a run, for each in the system.
+/// Requests of a run, for each in the system, and the share of them that come before it is measured.
 const ROUNDS: usize = 8;
+const WARMUP: f64 = 0.2;
+/// Moments of which the best partition is sought, while as many requests come as are in the system.
+const MOMENTS: usize = 4;
 /// A mean step in milliseconds.
 const STEP_MS: f64 = 30.0;
-/// Part of it that a worker stands still to take a sequence in.
+/// Part of it that a worker stands still to take a sequence in; in a replay, one that ran elsewhere, and to give it away.
 const HANDOFF: f64 = 0.1;
 
 /// One scenario.
@@ -109,6 +114,7 @@ pub struct Outcome {
 pub struct World {
     pub trace: Trace,
     pub set: ReplaySet,
+    known: Arc<Known>,
     noise: (Trace, ReplaySet),
     pub n_workers: usize,
     seeds: Range<u64>,
@@ -129,7 +135,8 @@ impl World {
     pub fn new(trace: Trace, n_workers: usize, seeds: Range<u64>) -> Self {
         let noise = noise(&trace);
         let sets = (ReplaySet::new(&trace), ReplaySet::new(&noise));
-        Self { trace, set: sets.0, noise: (noise, sets.1), n_workers, seeds }
+        let known = Arc::new(Known::of(&trace));
+        Self { trace, set: sets.0, known, noise: (noise, sets.1), n_workers, seeds }
     }
 
     pub fn seeds(&self) -> Range<u64> {
@@ -138,6 +145,21 @@ impl World {
 
     /// One outcome for each contender.
     pub fn serve(&self, case: Case, seed: u64, contenders: &[Contender]) -> Result<Vec<Outcome>, Box<dyn Error>> {
+        let serving = self.serving(case, seed)?;
+        let one = |contender: &Contender| match case {
+            Case::Mix(_) | Case::Noise => serving.replay(contender),
+            _ => serving.simulate(case, contender),
+        };
+        contenders.iter().map(one).collect()
+    }
+
+    /// What the best partitions of those that ran under `contender` would have come to, one outcome for each of
+    /// [`bound::KINDS`]; none where workers differ, come or go, or there is no locality.
+    pub fn bounds(&self, case: Case, seed: u64, contender: &Contender) -> Result<Vec<Outcome>, Box<dyn Error>> {
+        if let Case::Mix(_) = case { self.serving(case, seed)?.bounds(contender, &self.known) } else { Ok(Vec::new()) }
+    }
+
+    fn serving(&self, case: Case, seed: u64) -> Result<Serving<'_>, Box<dyn Error>> {
         let (trace, set) = if case == Case::Noise { (&self.noise.0, &self.noise.1) } else { (&self.trace, &self.set) };
         let n_domain = trace.requests.len() / 5;
         let wanted = N_RESIDENT * self.n_workers;
@@ -150,15 +172,16 @@ impl World {
             arrivals: Arrivals::Closed { concurrency, ramp: 100.0 },
             order: Order::Passing,
             n_requests,
-            warmup: 0.2,
+            warmup: WARMUP,
             prefill: 10.0,
             cost: StepCost::UNIT,
+            handoff: HANDOFF,
             limits: DispatchLimits::default(),
         };
         let round_robin = PolicyKind::RoundRobin.build(&PolicyParams::new(self.n_workers))?;
         let even = replay(set, &served, &params, round_robin, None)?;
         params.cost = StepCost::from_shares(CostShares::default(), &even, set.n_layer());
-        let serving = Serving {
+        Ok(Serving {
             trace,
             set,
             served,
@@ -166,12 +189,7 @@ impl World {
             future: Arc::new(Future::of(trace)),
             params,
             seed,
-        };
-        let one = |contender: &Contender| match case {
-            Case::Mix(_) | Case::Noise => serving.replay(contender),
-            _ => serving.simulate(case, contender),
-        };
-        contenders.iter().map(one).collect()
+        })
     }
 }
 
@@ -196,8 +214,37 @@ impl Serving<'_> {
     }
 
     fn replay(&self, contender: &Contender) -> Result<Outcome, Box<dyn Error>> {
+        self.replay_by(contender, self.policy(contender)?)
+    }
+
+    fn bounds(&self, contender: &Contender, known: &Arc<Known>) -> Result<Vec<Outcome>, Box<dyn Error>> {
+        let Arrivals::Closed { concurrency, .. } = self.params.arrivals else { return Ok(Vec::new()) };
+        let moments = Arc::default();
+        let watch = Watch {
+            inner: self.policy(contender)?,
+            known: Arc::clone(known),
+            n_warmup: (self.params.n_requests as f64 * WARMUP) as usize,
+            every: concurrency.div_ceil(MOMENTS),
+            n_placed: 0,
+            residents: BTreeMap::new(),
+            moments: Arc::clone(&moments),
+        };
+        let ran = self.replay_by(contender, Box::new(watch))?;
+        let n_workers = self.params.n_slots.len();
+        let pool = bound::Pool { known, cost: self.params.cost, n_workers, n_slots: 2 * N_RESIDENT, seed: self.seed };
+        let shares = bound::shares(&pool, &moments.lock().expect("one thread"));
+        let outcome = |share: bound::Shares| Outcome {
+            p50: ran.p50 * share.p50,
+            p99: ran.p99 * share.p99,
+            mean: ran.mean * share.mean,
+            experts: ran.experts * share.experts,
+            recoveries: Vec::new(),
+        };
+        Ok(shares.map(outcome).to_vec())
+    }
+
+    fn replay_by(&self, contender: &Contender, policy: Box<dyn RoutePolicy>) -> Result<Outcome, Box<dyn Error>> {
         let Self { set, served, calibration, params, .. } = self;
-        let policy = self.policy(contender)?;
         let limits = DispatchLimits { migrate_every: contender.migrate_every, ..params.limits };
         let params = &ReplayParams { limits, ..params.clone() };
         let report = if let Some(refitter) = self.refitter(contender)? {

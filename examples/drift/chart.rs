@@ -16,14 +16,15 @@ pub struct Mark {
     pub right: Interval,
 }
 
-const COLOURS: [RGBColor; 5] = [
+const COLOURS: [RGBColor; 6] = [
     RGBColor(0x8a, 0x8f, 0x98),
     RGBColor(0xd0, 0x8a, 0x2e),
     RGBColor(0x2e, 0x96, 0x7d),
     RGBColor(0x3b, 0x7d, 0xc4),
     RGBColor(0x8e, 0x5a, 0xb0),
+    RGBColor(0x22, 0x22, 0x22),
 ];
-const SHOWN: [&str; 5] = ["round_robin", "band 0.1", "marginal", "marginal +refit", "clairvoyant"];
+const SHOWN: [&str; 6] = ["round_robin", "band 0.1", "marginal", "marginal +refit", "clairvoyant", "best partition"];
 const LEFT: i32 = 130;
 const WIDTH: i32 = 420;
 const HEAD: i32 = 64;

@@ -1,5 +1,5 @@
 //! The policies on traffic that is as calibrated, that is not, that changes, and on workers that differ, slow down, are
-//! lost and join: what each gains, and how much a router that knew every pick would.
+//! lost and join: what each gains, how much a router that knew every pick would, and how much there is to gain at all.
 //!
 //! `cargo run --release --example drift -- task.trace out 8` replays a trace with domains (`eldr record`) over 8 decode
 //! workers and writes out.json (one row a scenario and policy), out.svg, and out-admission.svg (one worker and a queue). A
@@ -7,11 +7,13 @@
 //! writes a chart of each: out-lambda.svg, -a, -pull, -window, -refit, -feedback, -migration.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
+mod bound;
 mod cases;
 mod chart;
 mod clairvoyant;
 mod contenders;
 mod overtaking;
+mod partition;
 mod recovery;
 mod rows;
 
@@ -46,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut rows = Vec::new();
     for &case in cases {
-        let of_case = compare(&world, case, &contenders)?;
+        let of_case = compare(&world, case, &contenders, varied.is_empty())?;
         rows::print(&of_case);
         rows.extend(of_case);
     }
@@ -75,8 +77,18 @@ fn chart(path: &str, rows: &[Row], is_shown: impl Fn(&Row) -> bool) -> Result<()
     chart::draw(Path::new(path), titles.each_ref().map(String::as_str), &marks)
 }
 
-/// One row for each contender.
-fn compare(world: &World, case: Case, contenders: &[Contender]) -> Result<Vec<Row>, Box<dyn Error>> {
-    let runs = world.seeds().map(|seed| world.serve(case, seed, contenders)).collect::<Result<Vec<_>, _>>()?;
-    Ok(rows::rows(case, world.n_workers, contenders, &runs))
+/// One row for each contender, and perhaps for each bound of what the default serves.
+fn compare(world: &World, case: Case, contenders: &[Contender], bounded: bool) -> Result<Vec<Row>, Box<dyn Error>> {
+    let default = contenders.iter().find(|contender| contender.is_default).filter(|_| bounded);
+    let run = |seed| {
+        let mut outcomes = world.serve(case, seed, contenders)?;
+        if let Some(default) = default {
+            outcomes.extend(world.bounds(case, seed, default)?);
+        }
+        Ok(outcomes)
+    };
+    let runs = world.seeds().map(run).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+    let named = contenders.iter().map(|contender| (contender.name.as_str(), contender.is_default));
+    let names: Vec<(&str, bool)> = named.chain(bound::KINDS.map(|kind| (kind, false))).take(runs[0].len()).collect();
+    Ok(rows::rows(case, world.n_workers, &names, &runs))
 }

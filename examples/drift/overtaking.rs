@@ -63,6 +63,7 @@ fn run(world: &World, waiting: usize, age_bound: u32, seed: u64) -> Result<Repla
         warmup: 0.2,
         prefill: 0.0,
         cost: StepCost::UNIT,
+        handoff: 0.0,
         limits: DispatchLimits { max_handoffs: waiting, ..DispatchLimits::default() },
     };
     let even = replay(&world.set, &served, &params, policy()?, None)?;

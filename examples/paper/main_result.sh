@@ -10,7 +10,8 @@
 # and 16 workers under every policy, and once more by policies that are told the picks of the answers ("clairvoyant"). Then,
 # unless REAL=0, the inflated model itself serves both workloads on 8 workers on the virtual clock, without clairvoyance.
 #
-# OUT=DIR changes where the results go; TRACES=DIR takes task.trace and language.trace from there; COST=FILE takes a cost.
+# OUT=DIR changes where the results go; TRACES=DIR takes task.trace and language.trace from there; COST=FILE takes a cost;
+# ELDR=PROGRAM takes a built one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -31,9 +32,7 @@ case "$setting" in
     *) stop "the setting is full or small, not $setting" ;;
 esac
 
-need_build_tools
-cargo build --locked --release --quiet
-eldr="$TARGET/release/eldr"
+need_eldr
 mkdir -p "$out"
 balancers=round_robin,random,least_loaded,power_of_two
 

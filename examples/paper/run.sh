@@ -4,7 +4,8 @@
 #   bash examples/paper/run.sh          every figure: about an hour on two quiet cores, most of it recording and fitting
 #   bash examples/paper/run.sh small    the same commands at the smallest setting, under a minute after the build
 #
-# OUT=DIR changes where the results go; TRACES=DIR takes task.trace and language.trace from there instead of recording.
+# OUT=DIR changes where the results go; TRACES=DIR takes task.trace and language.trace from there instead of recording;
+# ELDR=PROGRAM takes a built one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -19,9 +20,7 @@ case "$setting" in
     *) stop "the setting is full or small, not $setting" ;;
 esac
 
-need_build_tools
-cargo build --locked --release --quiet
-eldr="$TARGET/release/eldr"
+need_eldr
 mkdir -p "$out"
 
 figure() { printf '\n== %s\n' "$1"; }

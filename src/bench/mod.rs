@@ -43,4 +43,4 @@ pub use request::BenchRequest;
 pub use run::{BatchFit, BenchParams, CostFit, Progress, fit_cost, run};
 pub use stopwatch::{Running, Stopwatch};
 pub use timeline::Timeline;
-pub use virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker};
+pub use virtual_clock::{Durations, TimedStep, VirtualOutcome, VirtualRun, Worker};

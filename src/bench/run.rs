@@ -345,10 +345,11 @@ impl<'a> Bench<'a> {
         };
         let policy = self.model.policy(&self.config, self.calibration.as_deref())?;
         // Answers come back with their picks.
-        let tap = tap || (self.config.cache_answers && !tapped.is_empty());
+        let all = tap || (self.config.cache_answers && !tapped.is_empty());
+        let tap_every = if all { 1 } else { policy.feedback() };
         Ok(EngineParts {
             prefill: watch(self.model.prefill_workers(&self.config, &tapped)?),
-            decode: watch(self.model.decode_workers(&self.config, u32::from(tap))?),
+            decode: watch(self.model.decode_workers(&self.config, tap_every)?),
             tokenizer: self.model.tokenizer(),
             policy: probe.watch_policy(policy),
             calibration: self.calibration.clone(),

@@ -9,7 +9,8 @@ use crate::{
     bench::{BenchError, BenchRequest, PickStore, Probe, Timeline},
     refit::{RefitStats, Refitter},
     schedule::{
-        CacheStats, Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, WorkerEvent,
+        CacheStats, Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, StepPicks,
+        WorkerEvent,
     },
     types::{FinishReason, RequestId, WorkerId},
 };
@@ -29,7 +30,8 @@ pub struct VirtualRun<'a> {
     n_happenings: u64,
     timeline: Timeline,
     durations: Durations,
-    /// Decode steps each request has had.
+    /// How many hand-offs there were, and how long each of the two workers stood still for them in all.
+    stalls: (u32, Duration),
     picks: Option<&'a mut PickStore>,
     refitter: Option<Refitter>,
 }
@@ -39,8 +41,8 @@ pub struct VirtualRun<'a> {
 pub struct VirtualOutcome {
     /// What happened.
     pub timeline: Timeline,
-    /// How long each step took; nothing if that was replayed.
-    pub durations: Vec<Duration>,
+    /// How long each step took, in the order they began; nothing if that was replayed.
+    pub durations: Vec<TimedStep>,
     /// What refits came to, if there were to be any.
     pub refit: Option<RefitStats>,
     /// What the prefill workers kept and used again.
@@ -52,27 +54,40 @@ pub struct Worker<S> {
     scheduler: S,
     runner: Box<dyn ModelRunner>,
     busy: bool,
+    /// Steps since the policy was told what one picked.
+    n_untold: u32,
 }
 
 /// How long each step takes, in the order they start.
 #[derive(Debug)]
 pub enum Durations {
     /// As long as it took.
-    Measure(Vec<Duration>),
+    Measure(Vec<TimedStep>),
     /// As long as it took in an earlier run of the same schedule.
-    Replay(std::vec::IntoIter<Duration>),
+    Replay(std::vec::IntoIter<TimedStep>),
+}
+
+/// What a step took, and what the dispatcher is told of it: in a run of the same schedule, the same.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TimedStep {
+    took: Duration,
+    /// The sequences of a step that did nothing but decode.
+    n_alone: Option<u32>,
+    /// The policy is told what they picked.
+    tells: bool,
+    /// How long a worker that gave a sequence away or took it in stood still for that on average until then.
+    stall: Duration,
 }
 
 enum Happening {
     Arrival(usize),
-    /// Of a step that did nothing but decode: its sequences and time.
-    StepDone(Source, Option<(u32, Duration)>, Vec<WorkerEvent>),
+    StepDone(Source, TimedStep, Option<(Vec<RequestId>, StepPicks)>, Vec<WorkerEvent>),
 }
 
 impl<S> Worker<S> {
     /// A worker with nothing to do.
     pub fn new(scheduler: S, runner: Box<dyn ModelRunner>) -> Self {
-        Self { scheduler, runner, busy: false }
+        Self { scheduler, runner, busy: false, n_untold: 0 }
     }
 }
 
@@ -97,6 +112,7 @@ impl<'a> VirtualRun<'a> {
             n_happenings: 0,
             timeline: Timeline::default(),
             durations,
+            stalls: (0, Duration::ZERO),
             picks,
             refitter: None,
         }
@@ -131,10 +147,13 @@ impl<'a> VirtualRun<'a> {
             let mut commands = Vec::new();
             match happening {
                 Happening::Arrival(index) => held.push_back(index),
-                Happening::StepDone(source, ran, events) => {
+                Happening::StepDone(source, step, picked, events) => {
                     self.worker_done(source);
-                    if let (Source::Decode(worker), Some((n_batch, took))) = (source, ran) {
-                        self.dispatcher.stepped(worker, n_batch, took);
+                    if let (Source::Decode(worker), Some((requests, picks))) = (source, picked) {
+                        self.dispatcher.picked(worker, &requests, &picks);
+                    }
+                    if let (Source::Decode(worker), Some(n_batch)) = (source, step.n_alone) {
+                        self.dispatcher.stepped(worker, n_batch, step.took);
                     }
                     for event in events {
                         if let WorkerEvent::Token { id, token, .. } = event {
@@ -143,11 +162,11 @@ impl<'a> VirtualRun<'a> {
                         self.dispatcher.on_event(source, event, &mut commands);
                     }
                     if let Source::Decode(_) = source {
-                        self.dispatcher.rebalance(Duration::ZERO, &mut commands);
+                        self.dispatcher.rebalance(step.stall, &mut commands);
                     }
                 }
             }
-            self.timeline.saw(self.probe.take(), Some(at));
+            self.saw(at);
             n_ended += self.carry_out(commands);
             while self.dispatcher.n_active() < concurrency.unwrap_or(usize::MAX)
                 && let Some(index) = held.pop_front()
@@ -169,6 +188,17 @@ impl<'a> VirtualRun<'a> {
         let refit = self.refitter.as_ref().map(Refitter::stats);
         let cache = self.dispatcher.cache_stats();
         Ok(VirtualOutcome { timeline: self.timeline, durations, refit, cache })
+    }
+
+    /// Takes in what the probe saw until `at`.
+    fn saw(&mut self, at: Duration) {
+        let seen = self.probe.take();
+        for (_, both) in &seen.handoffs {
+            self.stalls.0 += 1;
+            // Giving a sequence away and taking it in.
+            self.stalls.1 += *both / 2;
+        }
+        self.timeline.saw(seen, Some(at));
     }
 
     fn refit(&mut self) {
@@ -248,9 +278,12 @@ impl<'a> VirtualRun<'a> {
                 let mut events = Vec::new();
                 let start = self.probe.stopwatch().start();
                 worker.scheduler.step(worker.runner.as_mut(), &mut events);
-                self.started(Source::Prefill(WorkerId(index as u32)), None, events, start.elapsed())?;
+                let step = TimedStep { took: start.elapsed(), ..TimedStep::default() };
+                let (step, done) = self.timed(step)?;
+                self.at(done, Happening::StepDone(Source::Prefill(WorkerId(index as u32)), step, None, events));
             }
         }
+        let feedback = self.dispatcher.feedback();
         for index in 0..self.decode.len() {
             let worker = &mut self.decode[index];
             if !worker.busy && !worker.scheduler.is_idle() {
@@ -259,7 +292,6 @@ impl<'a> VirtualRun<'a> {
                 let start = self.probe.stopwatch().start();
                 let step = worker.scheduler.step(worker.runner.as_mut(), &mut events);
                 let took = start.elapsed();
-                let alone = step.n_decoded_alone();
                 let mut members = Vec::with_capacity(step.requests.len());
                 for (item, member) in step.requests.iter().copied().zip(step.at.iter().copied()).enumerate() {
                     members.push(member);
@@ -269,37 +301,189 @@ impl<'a> VirtualRun<'a> {
                         store.insert(member, &step.picks, item);
                     }
                 }
-                let worker = WorkerId(index as u32);
-                let done = self.started(Source::Decode(worker), alone, events, took)?;
+                worker.n_untold += 1;
+                let tells = feedback > 0 && worker.n_untold >= feedback && !step.picks.is_empty();
+                let told = (!step.picks.is_empty()).then(|| (step.requests.clone(), step.picks.clone()));
+                let own = TimedStep { took, n_alone: step.n_decoded_alone(), tells, stall: Duration::ZERO };
+                let (step, done) = self.timed(own)?;
+                if step.tells {
+                    self.decode[index].n_untold = 0;
+                }
+                let source = Source::Decode(WorkerId(index as u32));
+                self.at(done, Happening::StepDone(source, step, told.filter(|_| step.tells), events));
                 if !members.is_empty() {
-                    self.timeline.stepped(done, worker, members);
+                    self.timeline.stepped(done, WorkerId(index as u32), members);
                 }
             }
         }
         Ok(())
     }
 
-    /// `alone` are the sequences of a step that did nothing but decode.
-    fn started(
-        &mut self,
-        source: Source,
-        alone: Option<u32>,
-        events: Vec<WorkerEvent>,
-        took: Duration,
-    ) -> Result<Duration, BenchError> {
-        let took = took + self.probe.take_replayed();
-        let took = match &mut self.durations {
-            Durations::Measure(durations) => {
-                durations.push(took);
-                took
+    /// A step as it counts on the clock, and when it ends there.
+    fn timed(&mut self, own: TimedStep) -> Result<(TimedStep, Duration), BenchError> {
+        let took = own.took + self.probe.take_replayed();
+        let step = match &mut self.durations {
+            Durations::Measure(steps) => {
+                let (n, all) = self.stalls;
+                steps.push(TimedStep { took, stall: all / n.max(1), ..own });
+                steps[steps.len() - 1]
             }
             Durations::Replay(rest) => rest.next().ok_or(BenchError::OtherSchedule)?,
         };
-        let done = self.now + took;
+        let done = self.now + step.took;
         // What the probe saw happened when the step ends on the clock.
-        self.timeline.saw(self.probe.take(), Some(done));
-        let ran = alone.map(|n_batch| (n_batch, took));
-        self.at(done, Happening::StepDone(source, ran, events));
-        Ok(done)
+        self.saw(done);
+        Ok((step, done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Mutex, time::Instant};
+
+    use super::*;
+    use crate::{
+        bench::{Stopwatch, tokens_sha256},
+        route::{Decision, LeastLoaded, Marginal, Relief, RouteError, RoutePolicy, RouteRequest, WorkerView},
+        schedule::{DecodeItem, DispatchLimits, FakeModel, FakeRunner, RunError, RunnerLayer},
+        types::{Request, SamplingParams, Token},
+    };
+
+    const MODEL: FakeModel = FakeModel { n_vocab: 97, n_layer: 3, n_expert: 8, n_expert_used: 2 };
+    const FEEDBACK: u32 = 3;
+
+    /// Balances the load, then moves a request back and forth, and writes down what it is told.
+    struct Spy {
+        residents: BTreeMap<RequestId, WorkerId>,
+        log: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Spy {
+        fn hear(&self, what: String) {
+            self.log.lock().expect("one thread").push(what);
+        }
+    }
+
+    impl RoutePolicy for Spy {
+        fn name(&self) -> &'static str {
+            "spy"
+        }
+
+        fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
+            LeastLoaded.select(request, workers)
+        }
+
+        fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
+            self.residents.insert(request.id, worker);
+        }
+
+        fn left(&mut self, id: RequestId, _: WorkerId) {
+            self.residents.remove(&id);
+        }
+
+        fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
+            self.hear(format!("worker {worker}: {n_batch} in {time}"));
+        }
+
+        fn feedback(&self) -> u32 {
+            FEEDBACK
+        }
+
+        fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
+            assert_eq!(experts.len(), 3 * 2);
+            self.hear(format!("worker {worker}: {id} picks {experts:?}"));
+        }
+
+        fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
+            self.hear(format!("stall {}", if stall > 0.0 { "known" } else { "unknown" }));
+            let (&id, &from) = self.residents.first_key_value()?;
+            let to = workers.iter().find(|worker| worker.id != from && worker.eligible())?.id;
+            let marginal = Marginal { experts: 0.0, added_experts: 0.0, step: 1.0, cost: 1.0, regret: 0.0 };
+            Some(Relief { id, from, to, saved: 1.0, marginal })
+        }
+    }
+
+    /// Tells the picks of one decode step in so many.
+    struct Tapped {
+        runner: FakeRunner,
+        every: u32,
+        n_steps: u32,
+    }
+
+    impl RunnerLayer for Tapped {
+        fn inner(&self) -> &dyn ModelRunner {
+            &self.runner
+        }
+
+        fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+            &mut self.runner
+        }
+
+        fn decode(
+            &mut self,
+            batch: &[DecodeItem],
+            next: &mut Vec<Token>,
+            picks: &mut StepPicks,
+        ) -> Result<(), RunError> {
+            self.runner.decode(batch, next, picks)?;
+            self.n_steps += 1;
+            if !self.n_steps.is_multiple_of(self.every) {
+                picks.clear();
+            }
+            Ok(())
+        }
+    }
+
+    fn requests() -> Vec<BenchRequest> {
+        let request = |seed: u64| {
+            let sampling = SamplingParams { ignore_eos: true, seed, ..SamplingParams::default() };
+            let prompt = (1..5 + Token::try_from(seed).expect("small")).collect();
+            let request = Request { prompt, max_tokens: 20, sampling, domain: None, deadline: None };
+            BenchRequest { name: format!("request {seed}"), arrival: Duration::ZERO, request: Arc::new(request) }
+        };
+        (0..6).map(request).collect()
+    }
+
+    fn run(tap_every: u32, durations: Durations) -> (VirtualOutcome, Vec<String>) {
+        let probe = Probe::new(Instant::now(), Stopwatch::Wall);
+        let runner = |worker: u32| {
+            let runner = Tapped { runner: FakeRunner::new(MODEL, 6, 256, Vec::new()), every: tap_every, n_steps: 0 };
+            probe.watch(WorkerId(worker), Box::new(runner))
+        };
+        let log = Arc::default();
+        let policy = Box::new(Spy { residents: BTreeMap::new(), log: Arc::clone(&log) });
+        let limits = DispatchLimits { migrate_every: 4, ..DispatchLimits::default() };
+        let dispatcher = Dispatcher::new(1, &[6, 6], policy, None, limits);
+        let first = runner(0);
+        let prefill = PrefillWorker::new(first.info(), 16, 4, &[], MODEL.n_expert);
+        let decode = |worker| {
+            let runner = runner(worker);
+            Worker::new(DecodeWorker::new(runner.info(), 16, &[]), runner)
+        };
+        let (prefill, decode) = (vec![Worker::new(prefill, first)], (0..2).map(decode).collect());
+        let run = VirtualRun::new(dispatcher, prefill, decode, probe.clone(), durations, None);
+        let outcome = run.run(&requests(), None, &mut |_| {}).expect("they all end");
+        let log = log.lock().expect("one thread").clone();
+        (outcome, log)
+    }
+
+    // Symptom: `eldr bench --feedback 16 --migrate-every 32` measured a policy that was never told a pick, and to which a move
+    // took no time; and the run that counts experts was another one, where the policy heard of no step.
+    #[test]
+    fn the_policy_is_told_picks_and_stalls_and_the_same_when_experts_are_counted() {
+        let (timed, told) = run(FEEDBACK, Durations::Measure(Vec::new()));
+        let n = |what: &str| told.iter().filter(|line| line.contains(what)).count();
+        assert!(n("picks") > 0 && n(" in ") > 0, "{told:?}");
+        assert!(n("stall known") > 0, "{told:?}");
+        let (counted, heard) = run(1, Durations::Replay(timed.durations.into_iter()));
+        assert_eq!(heard, told);
+        let outputs: Vec<(String, Vec<Token>)> = requests()
+            .into_iter()
+            .map(|one| (one.name, MODEL.complete(&one.request.prompt, &one.request.sampling, one.request.max_tokens)))
+            .collect();
+        let outputs: Vec<(&str, &[Token])> = outputs.iter().map(|(name, tokens)| (&**name, &**tokens)).collect();
+        for timeline in [timed.timeline, counted.timeline] {
+            assert_eq!(timeline.tokens_sha256(), tokens_sha256(&outputs));
+        }
     }
 }

@@ -52,6 +52,9 @@ pub struct ModelArgs {
     /// Type of keys and values; by default f16
     #[arg(long, value_name = "TYPE", value_parser = kv_format())]
     kv_type: Option<KvFormat>,
+    /// Divide the layers of each worker that names no device over every GPU and RPC server, as @all does
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    split: Option<bool>,
     /// Layers on the device, as llama.cpp's -ngl; by default all
     #[arg(long, value_name = "N")]
     n_gpu_layers: Option<u32>,
@@ -75,7 +78,8 @@ pub struct ModelArgs {
 /// The workers and their queues.
 #[derive(Debug, Clone, Default, Args)]
 pub struct WorkerArgs {
-    /// Prefill workers: 1, 1@cpu, 1@cuda:0,1@cuda:1, 1@rpc:HOST:PORT, 1@cpu[0-3] (pinned) or 1@cuda:0[cpu-moe,threads=4]
+    /// Prefill workers: 1, 1@cpu, 1@cuda:0,1@cuda:1, 1@cuda:0+cuda:1[split=3:1] (layers divided), 1@rpc:HOST:PORT, 1@cpu[0-3]
+    /// (pinned) or 1@cuda:0[cpu-moe,threads=4]
     #[arg(long, value_name = "WORKERS")]
     pub prefill: Option<WorkerList>,
     /// Decode workers, as --prefill: 8, 8@cpu or 2@cuda:0,1@rpc:HOST:PORT,2@cpu[0-7]
@@ -231,6 +235,7 @@ impl ModelArgs {
         put(&mut config.n_threads, self.threads);
         put(&mut config.flash_attention, self.flash_attn);
         put(&mut config.kv_format, self.kv_type);
+        put(&mut config.split, self.split);
         put(&mut config.n_gpu_layers, self.n_gpu_layers.map(Some));
         put(&mut config.cpu_moe, self.cpu_moe);
         put(&mut config.n_cpu_moe, self.n_cpu_moe);
@@ -379,7 +384,7 @@ mod tests {
     fn every_part_of_the_configuration_is_reachable() {
         let got = config(
             "--prefill 1@cuda:0 --decode 2@cuda:0,2@cuda:1 --slots 3 -c 100 --chunk 7 -t 2 --flash-attn on --kv-type \
-             q8_0 --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --rpc-deadline 9 --no-mmap --extra-bufts --calibration c --tau 0.2 \
+             q8_0 --split --n-gpu-layers 5 --cpu-moe --n-cpu-moe 4 --rpc-deadline 9 --no-mmap --extra-bufts --calibration c --tau 0.2 \
              --min-band 2 --refit --prefix-cache 64MiB --cache-ram 512 --cache-dir d \
              --cache-disk 77 --cache-answers --pin p --pin q --swa-full --max-queue 9 --max-prefill 8 --max-handoffs 6 \
              --max-retries 1 --age-bound 2 --migrate-every 64 --feedback 16",
@@ -393,6 +398,7 @@ mod tests {
             n_threads: 2,
             flash_attention: FlashAttention::On,
             kv_format: KvFormat::Q8_0,
+            split: true,
             n_gpu_layers: Some(5),
             cpu_moe: true,
             n_cpu_moe: 4,

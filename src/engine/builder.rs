@@ -163,7 +163,8 @@ impl EngineBuilder {
         let model = model.as_ref();
         self.note_model(model);
         let config = &self.config;
-        let mut devices: Vec<&str> = config.prefill.devices().chain(config.decode.devices()).flatten().collect();
+        let specs = config.prefill.0.iter().chain(&config.decode.0);
+        let mut devices: Vec<&str> = specs.flat_map(super::WorkerSpec::device_names).collect();
         devices.sort_unstable();
         devices.dedup();
         let wrong = devices.iter().filter_map(|name| crate::engine::sharing::named(name, config.rpc_deadline).err());

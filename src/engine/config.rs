@@ -106,7 +106,9 @@ pub struct EngineConfig {
     pub exact: bool,
     /// Type of keys and values.
     pub kv_format: KvFormat,
-    /// Layers on the device; none is all of them.
+    /// Divide the layers of workers that name no device over every GPU and RPC device there is, as `@all` does.
+    pub split: bool,
+    /// Layers on the device, or on the devices together; none is all of them.
     pub n_gpu_layers: Option<u32>,
     /// Keep the experts of all layers in host memory.
     pub cpu_moe: bool,
@@ -170,6 +172,7 @@ impl Default for EngineConfig {
             flash_attention: FlashAttention::Auto,
             exact: false,
             kv_format: KvFormat::F16,
+            split: false,
             n_gpu_layers: None,
             cpu_moe: false,
             n_cpu_moe: 0,
@@ -263,6 +266,12 @@ impl EngineConfig {
                 problems.push(why.to_owned());
             }
         };
+        let may_split = self.prefill.devices().chain(self.decode.devices()).any(|device| device.is_none());
+        rule(
+            !self.split || may_split,
+            "split divides workers that name no device, and every worker names one: write all for their device, or several \
+             with a + between as in 1@cuda:0+cuda:1, or leave split out",
+        );
         let quantised = self.kv_format == KvFormat::Q8_0 && self.flash_attention != FlashAttention::On;
         rule(!quantised, "q8_0 keys and values need flash attention: switch it on for all workers");
         if let Some(refit) = &self.refit {
@@ -292,6 +301,18 @@ mod tests {
         let short = RefitConfig { max_signatures: 3, ..RefitConfig::default() };
         let wrong = EngineConfig { refit: Some(short), ..refit(PolicyKind::LocalityBand) };
         assert!(wrong.problems()[0].contains("keeps 3 signatures"), "{:?}", wrong.problems());
+    }
+
+    #[test]
+    fn a_split_that_divides_nothing_is_refused() {
+        let split = |prefill: &str, decode: &str| EngineConfig {
+            split: true,
+            prefill: prefill.parse().expect("valid"),
+            decode: decode.parse().expect("valid"),
+            ..EngineConfig::default()
+        };
+        assert!(split("1", "2@cuda:0").problems().is_empty());
+        assert!(split("1@cuda:0", "2@cuda:1").problems()[0].contains("as in 1@cuda:0+cuda:1"));
     }
 
     // Symptom: 2^44 MiB of cache memory were none, since their bytes passed 64 bits.

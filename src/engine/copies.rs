@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use crate::{
     engine::{
         EngineConfig, EngineError, FlashAttention, KvFormat, LlamaRunner, Permits, Placed, TapUse, WorkerSpec,
-        sharing::{Sharing, device, host_experts, uses_host},
+        sharing::{Sharing, host_experts, is_host, uses_host},
     },
     llama::{
-        Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, Model, ModelParams, pin_thread, prefer_memory_of,
+        Backend, ContextParams, CpuMoe, Device, DeviceKind, KvType, LlamaError, Model, ModelParams, failure_of,
+        pin_thread, prefer_memory_of,
     },
     schedule::{ModelRunner, Recovery},
     types::CpuSet,
@@ -21,20 +22,13 @@ use crate::{
 /// Tokens a decode context computes at once beyond its batch: what a lost hand-off is prefilled again in.
 const REFILL_UBATCH: u32 = 128;
 
-/// The model on one device, its experts in one place.
+/// The model on one device or divided over several, its experts in one place.
 #[derive(Clone)]
 pub(super) struct ModelCopy {
     params: ModelParams,
     pub model: Model,
-    /// The turns its workers take. A remote device has one connection for all contexts of a process, and ggml's client
-    /// lets calls of several threads mix on it: the wrong bytes arrive, or none.
+    /// The turns its workers take.
     turns: Option<Arc<Permits>>,
-}
-
-impl ModelCopy {
-    pub fn device(&self) -> &Device {
-        self.model.device()
-    }
 }
 
 /// A worker that is ready to run.
@@ -44,7 +38,8 @@ pub(super) struct ReadyWorker {
     pub permits: Option<Arc<Permits>>,
 }
 
-/// The copies of a model that the workers of a configuration share: one for each device and place of its experts.
+/// The copies of a model that the workers of a configuration share: one for each list of devices, shares of the layers and
+/// place of its experts.
 pub(super) struct Copies {
     path: PathBuf,
     loaded: Mutex<Vec<ModelCopy>>,
@@ -52,11 +47,11 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Loads the file once for each device and setting that `config` names.
+    /// Loads the file once for each list of devices and setting that `config` names.
     pub fn load(path: &Path, config: &EngineConfig, sharing: Sharing) -> Result<Self, EngineError> {
         let copies = Self { path: path.to_owned(), loaded: Mutex::default(), sharing };
         for spec in config.prefill.0.iter().chain(&config.decode.0) {
-            copies.copy(&device(&copies.sharing.best, spec, config)?, spec, config, true)?;
+            copies.copy(&copies.sharing.known.devices(spec, config)?, spec, config, true)?;
         }
         Ok(copies)
     }
@@ -66,36 +61,38 @@ impl Copies {
         self.loaded.lock()[0].clone()
     }
 
+    /// What knows the vocabulary and the shape for as long as the process lives: the first copy, or a header alone where
+    /// that copy would keep the memory of devices that are well when a server beside them has failed.
+    pub fn lasting(&self) -> Result<Model, LlamaError> {
+        let first = self.first().model;
+        if first.devices().len() == 1 || first.devices().iter().all(|device| device.endpoint().is_none()) {
+            return Ok(first);
+        }
+        let backend = Backend::init();
+        let params = ModelParams { device: Some(backend.device("cpu")?), no_alloc: true, ..ModelParams::default() };
+        Model::load(&backend, &self.path, &params)
+    }
+
     /// The copy for a worker, loaded if it may be.
     fn copy(
         &self,
-        device: &Device,
+        devices: &[Device],
         spec: &WorkerSpec,
         config: &EngineConfig,
         may_load: bool,
     ) -> Result<ModelCopy, EngineError> {
-        let params = model_params(config, spec, device);
+        let params = model_params(config, spec, devices);
         let mut copies = self.loaded.lock();
-        if let Some(copy) = copies.iter().find(|copy| copy.params == params && copy.device().failure().is_none()) {
+        if let Some(copy) = copies.iter().find(|copy| copy.params == params && copy.model.failure().is_none()) {
             return Ok(copy.clone());
         }
         if !may_load {
-            return Err(EngineError::Config(format!("the model was not loaded on {}", place(device))));
+            return Err(EngineError::Config(format!("the model was not loaded on {}", place(devices))));
         }
+        // What has failed is of no use to anybody new, and the devices beside it need the room.
+        copies.retain(|copy| copy.model.failure().is_none());
         let model = Model::load(&Backend::init(), &self.path, &params)?;
-        let is_same = |other: &Device| match device.endpoint() {
-            // The copies that a server's failure took with it, too: their workers keep their turns.
-            Some(endpoint) => other.endpoint() == Some(endpoint),
-            None => other == device,
-        };
-        let on_same = copies.iter().find(|copy| is_same(copy.device())).and_then(|copy| copy.turns.clone());
-        let turns = on_same.or_else(|| match device.kind() {
-            DeviceKind::Rpc => Some(Arc::new(Permits::new(1))),
-            _ if uses_host(device, spec, config) => Some(Arc::clone(&self.sharing.threads.permits)),
-            _ => None,
-        });
-        // What has failed is of no use to anybody new.
-        copies.retain(|copy| copy.device().failure().is_none());
+        let turns = self.sharing.turns(devices, spec, config);
         let copy = ModelCopy { params, model, turns };
         copies.push(copy.clone());
         Ok(copy)
@@ -110,7 +107,7 @@ impl Copies {
         config: &EngineConfig,
         tap: &TapUse,
     ) -> Result<ReadyWorker, EngineError> {
-        let device = device(&self.sharing.best, placed.spec, config)?;
+        let devices = self.sharing.known.devices(placed.spec, config)?;
         let seat = Seat {
             kind,
             index,
@@ -119,22 +116,22 @@ impl Copies {
             config: config.clone(),
             tap: tap.clone(),
         };
-        self.seated(seat, device, false)
+        self.seated(seat, devices, false)
     }
 
-    fn seated(self: &Arc<Self>, seat: Seat, device: Device, may_load: bool) -> Result<ReadyWorker, EngineError> {
+    fn seated(self: &Arc<Self>, seat: Seat, devices: Vec<Device>, may_load: bool) -> Result<ReadyWorker, EngineError> {
         let Seat { kind, index, spec, cpus, config, tap } = &seat;
-        let copy = self.copy(&device, spec, config, may_load)?;
+        let copy = self.copy(&devices, spec, config, may_load)?;
         let mut params = context_params(kind, spec, cpus.as_ref(), config, &copy.model, &self.sharing)?;
-        params.name = format!("{kind} {index} on {}", place(&device));
+        params.name = format!("{kind} {index} on {}", place(&devices));
         let exact = is_exact(config, &params, &self.sharing);
         let node = cpus.as_ref().and_then(|cpus| self.sharing.topology.node_of(cpus));
         let mut runner = at(cpus.as_ref(), node.filter(|_| self.sharing.topology.nodes.len() > 1), || {
             LlamaRunner::new(&copy.model, &params, tap, exact)
         })?;
         let permits = if cpus.is_some() { None } else { copy.turns };
-        if device.endpoint().is_some() {
-            runner.set_recovery(Arc::new(Revival { copies: Arc::clone(self), seat, device }));
+        if devices.iter().any(|device| device.endpoint().is_some()) {
+            runner.set_recovery(Arc::new(Revival { copies: Arc::clone(self), seat, devices }));
         }
         Ok(ReadyWorker { name: params.name, runner, permits })
     }
@@ -154,24 +151,28 @@ struct Seat {
 /// The longest a server that failed may take to say that it is back.
 const QUICK: Duration = Duration::from_secs(2);
 
-/// The way back of a worker on a remote device.
+/// The way back of a worker that has a remote device.
 struct Revival {
     copies: Arc<Copies>,
     seat: Seat,
-    device: Device,
+    devices: Vec<Device>,
 }
 
 impl Recovery for Revival {
     fn failure(&self) -> Option<String> {
-        self.device.failure().map(str::to_owned)
+        failure_of(&self.devices)
     }
 
     fn revive(&self) -> Result<Box<dyn ModelRunner>, String> {
         let again = || {
             let deadline = self.seat.config.rpc_deadline;
-            let device = Backend::init().renewed(&self.device, deadline.min(QUICK))?;
-            device.set_deadline(deadline);
-            self.copies.seated(self.seat.clone(), device, true)
+            let backend = Backend::init();
+            let again = self.devices.iter().map(|device| backend.renewed(device, deadline.min(QUICK)));
+            let devices = again.collect::<Result<Vec<_>, _>>()?;
+            for device in &devices {
+                device.set_deadline(deadline);
+            }
+            self.copies.seated(self.seat.clone(), devices, true)
         };
         again().map(|worker| Box::new(worker.runner) as Box<dyn ModelRunner>).map_err(|error| error.to_string())
     }
@@ -192,9 +193,13 @@ fn at<T: Send>(cpus: Option<&CpuSet>, node: Option<u32>, body: impl FnOnce() -> 
     })
 }
 
-/// What a device is called in the names of its workers.
-fn place(device: &Device) -> String {
-    device.endpoint().map_or_else(|| device.name().to_owned(), |endpoint| format!("rpc:{endpoint}"))
+/// What devices are called in the names of their workers.
+fn place(devices: &[Device]) -> String {
+    let name = |device: &Device| match device.endpoint() {
+        Some(endpoint) => format!("rpc:{endpoint}"),
+        None => device.name().to_owned(),
+    };
+    devices.iter().map(name).collect::<Vec<_>>().join("+")
 }
 
 /// How a worker's context is made, its name left out.
@@ -206,9 +211,9 @@ pub(super) fn context_params(
     model: &Model,
     sharing: &Sharing,
 ) -> Result<ContextParams, EngineError> {
-    let device = model.device();
-    let host = uses_host(device, spec, config);
-    let is_remote = device.kind() == DeviceKind::Rpc;
+    let devices = model.devices();
+    let host = uses_host(devices, spec, config);
+    let is_remote = devices.iter().any(|device| device.kind() == DeviceKind::Rpc);
     let n_threads = match (spec.n_threads, cpus) {
         (Some(n), _) => n,
         (None, Some(cpus)) => cpus.len() as u32,
@@ -261,10 +266,12 @@ pub(super) fn kv_type(format: KvFormat) -> KvType {
     }
 }
 
-pub(super) fn model_params(config: &EngineConfig, spec: &WorkerSpec, device: &Device) -> ModelParams {
-    let is_cpu = device.kind() == DeviceKind::Cpu;
+pub(super) fn model_params(config: &EngineConfig, spec: &WorkerSpec, devices: &[Device]) -> ModelParams {
+    let is_cpu = is_host(devices);
     ModelParams {
-        device: Some(device.clone()),
+        device: devices.first().cloned(),
+        beside: devices.iter().skip(1).cloned().collect(),
+        shares: spec.split.clone(),
         // They change nothing on the CPU, whose workers share one copy.
         n_gpu_layers: spec.n_gpu_layers.or(config.n_gpu_layers).filter(|_| !is_cpu),
         cpu_moe: if is_cpu { CpuMoe::None } else { host_experts(config, spec) },

@@ -113,7 +113,7 @@ impl LlamaRunner {
 
     /// What a call gave, unless the device has failed meanwhile: then it is not what the model computed.
     fn vouch<T>(&self, got: Result<T, RunError>) -> Result<T, RunError> {
-        match self.context.model().device().failure() {
+        match self.context.model().failure() {
             Some(reason) => Err(RunError::Fatal(format!("{}: {reason}", self.context.params().name))),
             None => got,
         }

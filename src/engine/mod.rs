@@ -101,6 +101,7 @@ mod rpc_front;
 mod shared;
 #[cfg(feature = "llama")]
 mod sharing;
+mod split;
 mod stats;
 mod stop;
 mod stream;
@@ -112,6 +113,8 @@ mod tokenizer;
 mod topology;
 mod trace_file;
 mod trace_writer;
+#[cfg(any(feature = "llama", test))]
+mod turns;
 mod watchdog;
 #[cfg(feature = "llama")]
 mod weights;

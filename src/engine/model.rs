@@ -12,10 +12,10 @@ use crate::{
         prefix_notes::{PrefixFacts, vain_pin, without_effect},
         read_calibration,
         residents::Lent,
-        sharing::{Sharing, host_experts},
+        sharing::{Sharing, host_experts, is_host},
         versions, weights,
     },
-    llama::{CpuMoe, DeviceKind, Model, ModelFacts},
+    llama::{CpuMoe, Model, ModelFacts},
     route::{AutoFacts, MarginalCostParams, PolicyKind, PolicyParams, RoutePolicy, StepDown, choose},
     schedule::{Job, PrefillWorker, PrefixConfig, RunnerInfo, WorkerEvent},
     signature::ExpertCounts,
@@ -23,17 +23,21 @@ use crate::{
     types::{MoeShape, Request, RequestId, SamplingParams, Token},
 };
 
-/// A GGUF model on the devices of a configuration's workers: one copy for each device and place of its experts.
+/// A GGUF model on the devices of a configuration's workers: one copy for each device, or list of devices, and place of its
+/// experts.
 #[derive(Clone)]
 pub struct LoadedModel {
     copies: Arc<Copies>,
-    /// The first copy, for what all know.
+    /// For what all copies know.
     model: Model,
+    /// Where the first copy is.
+    place: String,
     path: PathBuf,
 }
 
 impl LoadedModel {
-    /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
+    /// Checks the configuration, and what it takes against what is free, and loads the file once for each device or list of
+    /// devices it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
         config.check()?;
         config.cache_dir.as_deref().map_or(Ok(()), DiskTier::check)?;
@@ -47,7 +51,7 @@ impl LoadedModel {
             return Err(EngineError::Config(refusal));
         }
         let copies = Arc::new(early.map_or_else(|| Copies::load(path, config, sharing), Ok)?);
-        let model = copies.first().model;
+        let (model, place) = (copies.lasting()?, copies.first().model.place());
         if let Some(warning) = cut_context(config.n_ctx_slot, model.facts().n_ctx_train) {
             log::warn!("{warning}");
         }
@@ -59,7 +63,7 @@ impl LoadedModel {
                 threads.n_threads
             );
         }
-        Ok(Self { copies, model, path: path.to_owned() })
+        Ok(Self { copies, model, place, path: path.to_owned() })
     }
 
     /// Whether zero rows were added to its experts: same outputs and picks, larger weights.
@@ -226,7 +230,7 @@ impl LoadedModel {
             info.fingerprint.0.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         let more = [
             ("weights", weights),
-            ("device", self.model().device().name().to_owned()),
+            ("device", self.place.clone()),
             ("chunk", self.chunk(config).to_string()),
             ("exact", config.exact.to_string()),
             ("llama.cpp", versions().llama_cpp),
@@ -248,8 +252,8 @@ impl LoadedModel {
         config.pins.iter().map(read).collect()
     }
 
-    /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named, which must
-    /// be one of `config`'s; none is the best. It shares the device's weights and cores with the others.
+    /// One decode worker more for an engine of this model (see [`Engine::add_decode`]), on the device named as an entry of
+    /// `config` names it; none is the best. It shares the device's weights and cores with the others.
     pub fn decode_worker(
         &self,
         config: &EngineConfig,
@@ -269,10 +273,7 @@ impl LoadedModel {
     pub fn n_host_layers(&self, config: &EngineConfig) -> usize {
         let layers = self.moe_shape().map_or(&[][..], |shape| &shape.layers);
         let spec = config.decode.0.first().cloned().unwrap_or_default();
-        let on_cpu = match &spec.device {
-            Some(name) => name.eq_ignore_ascii_case("cpu"),
-            None => self.copies.sharing.best.kind() == DeviceKind::Cpu,
-        };
+        let on_cpu = self.copies.sharing.known.devices(&spec, config).is_ok_and(|devices| is_host(&devices));
         match host_experts(config, &spec) {
             _ if on_cpu => layers.len(),
             CpuMoe::All => layers.len(),

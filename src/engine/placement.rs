@@ -3,18 +3,22 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::EngineError,
+    engine::{EngineError, split},
     types::{CpuSet, shown},
 };
 
-/// Some workers on one device, and what is set for them alone: `2@cuda:0`, `2@cpu[0-7]`, `1@rpc:HOST:PORT`,
-/// `2@cuda:1[threads=2,cpu-moe]`, or `8` for the best device there is.
+/// Some workers in one place, and what is set for them alone: `2@cuda:0`, `2@cpu[0-7]`, `1@rpc:HOST:PORT`,
+/// `2@cuda:1[threads=2,cpu-moe]`, `2@cuda:0+cuda:1[split=3:1]` with the model's layers divided over both devices, `2@all`
+/// with them divided over every GPU and RPC device there is, or `8` for the best device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WorkerSpec {
     /// How many; at least 1.
     pub n: u32,
-    /// A ggml device by name or index, or `rpc:HOST:PORT`; none is the best device there is.
+    /// A ggml device by name or index, or `rpc:HOST:PORT`; several with a `+` between, the first layers on the first; `all`;
+    /// none is the best device there is.
     pub device: Option<String>,
+    /// Shares of the layers, one for each device; none divides them by the devices' free memory.
+    pub split: Vec<u32>,
     /// Processors that are theirs alone, divided among them.
     pub cpus: Option<CpuSet>,
     /// Threads of each, instead of [`EngineConfig::n_threads`](super::EngineConfig::n_threads).
@@ -64,6 +68,13 @@ pub struct Placed<'a> {
     pub index: u32,
 }
 
+impl WorkerSpec {
+    /// The devices it names, one by one; none for the best one and for `all`.
+    pub fn device_names(&self) -> impl Iterator<Item = &str> {
+        self.device.iter().filter(|device| !split::is_all(device)).flat_map(|device| split::names(device))
+    }
+}
+
 impl Placed<'_> {
     /// The processors that are its alone.
     pub fn cpus(&self) -> Option<CpuSet> {
@@ -90,7 +101,7 @@ impl WorkerList {
         self.0.iter().map(|spec| spec.n as usize).sum()
     }
 
-    /// The device of each worker, in order.
+    /// What each worker's entry names as its device, in order.
     pub fn devices(&self) -> impl Iterator<Item = Option<&str>> {
         self.placed().map(|placed| placed.spec.device.as_deref())
     }
@@ -146,7 +157,7 @@ fn outside_brackets(list: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-const EXAMPLES: &str = "write 8, 8@cpu, 2@cuda:0,2@cuda:1, 1@rpc:HOST:PORT or 2@cpu[0-7]";
+const EXAMPLES: &str = "write 8, 8@cpu, 2@cuda:0,2@cuda:1, 1@cuda:0+cuda:1, 1@rpc:HOST:PORT or 2@cpu[0-7]";
 
 fn parse(text: &str) -> Result<WorkerSpec, String> {
     let (count, place) = text.split_once('@').map_or((text, None), |(n, place)| (n, Some(place)));
@@ -171,10 +182,11 @@ fn parse(text: &str) -> Result<WorkerSpec, String> {
     if device.is_empty() {
         return Err(format!("names no device after the @; {EXAMPLES}"));
     }
-    spec.device = Some(device.to_owned());
+    spec.device = Some(split::names(device).collect::<Vec<_>>().join("+"));
     for item in settings.into_iter().flat_map(|items| items.split(',')) {
         set(&mut spec, item.trim())?;
     }
+    split::check(device, &spec.split)?;
     let is_cpu = device.eq_ignore_ascii_case("cpu");
     if let Some(cpus) = &spec.cpus {
         if !is_cpu {
@@ -195,7 +207,7 @@ fn parse(text: &str) -> Result<WorkerSpec, String> {
 }
 
 /// What can be said in the brackets after a device, beside processors.
-const SETTINGS: &str = "threads=N, batch=N, n-gpu-layers=N, cpu-moe, n-cpu-moe=N or op-offload=on|off";
+const SETTINGS: &str = "threads=N, batch=N, split=N:N, n-gpu-layers=N, cpu-moe, n-cpu-moe=N or op-offload=on|off";
 
 fn set(spec: &mut WorkerSpec, item: &str) -> Result<(), String> {
     if item.starts_with(|c: char| c.is_ascii_digit()) {
@@ -210,6 +222,12 @@ fn set(spec: &mut WorkerSpec, item: &str) -> Result<(), String> {
         _ => Err(format!("sets {name} to no whole number of at least {least}; write {name}=4")),
     };
     match (name, value) {
+        ("split", _) => spec.split = split::shares(value.unwrap_or_default())?,
+        ("split-mode" | "tensor-split", _) => {
+            return Err(format!(
+                "sets {name}, but models are divided by layers, and shares have a colon between: write split=3:1 instead"
+            ));
+        }
         ("threads", _) => spec.n_threads = Some(number(1)?),
         ("batch", _) => spec.n_batch = Some(number(1)?),
         ("n-gpu-layers", _) => spec.n_gpu_layers = Some(number(0)?),
@@ -234,6 +252,10 @@ impl fmt::Display for WorkerSpec {
         write!(f, "@{device}")?;
         let items = [
             self.cpus.as_ref().map(CpuSet::to_string),
+            (!self.split.is_empty()).then(|| {
+                let shares: Vec<String> = self.split.iter().map(u32::to_string).collect();
+                format!("split={}", shares.join(":"))
+            }),
             self.n_threads.map(|n| format!("threads={n}")),
             self.n_batch.map(|n| format!("batch={n}")),
             self.n_gpu_layers.map(|n| format!("n-gpu-layers={n}")),
@@ -286,12 +308,22 @@ mod tests {
             "2@cuda:0,1@rpc:10.0.0.2:50052,2@cpu[0-7]",
             "1@cpu[0-3,8,threads=2,batch=64],1@rpc:[::1]:5000",
             "1@cuda:0[threads=2,n-gpu-layers=9,cpu-moe,op-offload=off],1@cuda:1[n-cpu-moe=3]",
+            "2@cuda:0+cuda:1[split=3:1,n-gpu-layers=9],1@rpc:[::1]:5000+rpc:[::1]:5001,1@all[split=1:2:3]",
         ] {
             assert_eq!(list.parse::<WorkerList>().expect("valid").to_string(), list);
         }
         let list: WorkerList = "2@cuda:0, 1@cpu".parse().expect("valid");
         assert_eq!(list.n_workers(), 3);
         assert_eq!(list.devices().collect::<Vec<_>>(), [Some("cuda:0"), Some("cuda:0"), Some("cpu")]);
+    }
+
+    #[test]
+    fn the_devices_of_an_entry_are_named_one_by_one() {
+        let list: WorkerList = "2@cuda:0 + rpc:h:5000[split=3:1],1@ALL,1".parse().expect("valid");
+        let names: Vec<Vec<&str>> = list.0.iter().map(|spec| spec.device_names().collect()).collect();
+        assert_eq!(names, [vec!["cuda:0", "rpc:h:5000"], vec![], vec![]]);
+        assert_eq!(list.0[0].split, [3, 1]);
+        assert_eq!(list.devices().next(), Some(Some("cuda:0+rpc:h:5000")));
     }
 
     #[test]
@@ -326,6 +358,15 @@ mod tests {
             ("2@cpu[slots=4]", "set --slots instead"),
             ("2@cpu[cpu-moe]", "cpu is the host"),
             ("2@cuda:0[op-offload=perhaps]", "op-offload=on|off"),
+            ("1@cuda:0+cuda:0", "names cuda:0 twice"),
+            ("1@cpu[0-3]+cpu", "one device"),
+            ("1@cuda:0+cpu", "leave the host the first layers with n-gpu-layers=N"),
+            ("1@cuda:0+cuda:1[split=3]", "gives 1 share to 2 devices"),
+            ("1@cuda:0+cuda:1[split=3:0]", "share of 0"),
+            ("1@cuda:0+cuda:1[split]", "write split=3:1"),
+            ("1@cuda:0[split=3:1]", "names one"),
+            ("1@cuda:0+cuda:1[split-mode=row]", "divided by layers"),
+            ("1@cuda:0+cuda:1[0-3]", "only cpu workers"),
         ] {
             let error = list.parse::<WorkerList>().expect_err(list).to_string();
             assert!(error.contains(want), "{list}: {error}");

@@ -8,7 +8,7 @@ use crate::{
         copies::{context_params, is_exact, kv_type, model_params},
         host_memory::HostMemory,
         plan_pins::{PinRoom, pinned},
-        sharing::{Sharing, device},
+        sharing::Sharing,
     },
     kv::row_bytes_per_token,
     llama::{Backend, Context, Device, Model, ModelParams},
@@ -36,7 +36,7 @@ pub struct PlannedDevice {
     pub name: String,
     /// Workers that compute there.
     pub n_workers: usize,
-    /// Weights, shared by its workers.
+    /// Weights, shared by its workers; of a divided model those of its layers there.
     pub weights: u64,
     /// The weights are pages of the file, which the system can give up and read again.
     pub mapped: bool,
@@ -108,11 +108,13 @@ impl Plan {
         let mut counted: Vec<ModelParams> = Vec::new();
         for (kind, list) in [("prefill", &config.prefill), ("decode", &config.decode)] {
             for spec in &list.0 {
-                let device = device(&sharing.best, spec, config)?;
-                let params = ModelParams { no_alloc: true, ..model_params(config, spec, &device) };
+                let used = sharing.known.devices(spec, config)?;
+                let params = ModelParams { no_alloc: true, ..model_params(config, spec, &used) };
                 let model = header(path, &params, read)?;
-                let at = place(&mut devices, &device);
-                devices[at].n_workers += spec.n as usize;
+                for device in &used {
+                    let at = place(&mut devices, device);
+                    devices[at].n_workers += spec.n as usize;
+                }
                 let cpus = spec.cpus.as_ref().and_then(|cpus| cpus.split(spec.n as usize)?.pop());
                 let mut context = context_params(kind, spec, cpus.as_ref(), config, &model, sharing)?;
                 context.n_slots += u32::from(is_exact(config, &context, sharing));
@@ -201,23 +203,33 @@ fn nearest(path: &Path, config: &EngineConfig, sharing: &Sharing, read: &mut Rea
     let trained = read_ctx(path, config, sharing);
     let n_ctx = config.n_ctx_slot.min(trained) / 256;
     let ctx = largest(1, n_ctx, |n| fits(&EngineConfig { n_ctx_slot: n * 256, ..config.clone() }));
-    match (slots, ctx) {
-        (Some(slots), Some(ctx)) => format!("--slots {slots} or --ctx {} would fit", ctx * 256),
-        (Some(slots), None) => format!("--slots {slots} would fit"),
-        (None, Some(ctx)) => format!("--ctx {} would fit", ctx * 256),
-        (None, None) => {
-            let small = EngineConfig { n_slots: 1, n_ctx_slot: 256, ..config.clone() };
-            if fits(&EngineConfig { cpu_moe: true, ..small }) {
-                "no --slots or --ctx alone would: keep experts in host memory with --cpu-moe and lower both".to_owned()
-            } else {
-                "no --slots or --ctx alone would: use fewer workers, a smaller model or another device".to_owned()
-            }
-        }
+    let mut ways: Vec<String> = slots.map(|n| format!("--slots {n}")).into_iter().collect();
+    ways.extend(ctx.map(|n| format!("--ctx {}", n * 256)));
+    ways.extend(divided(config, sharing).filter(|(_, config)| fits(config)).map(|(way, _)| way.to_owned()));
+    if !ways.is_empty() {
+        return format!("{} would fit", ways.join(" or "));
+    }
+    let small = EngineConfig { n_slots: 1, n_ctx_slot: 256, ..config.clone() };
+    if fits(&EngineConfig { cpu_moe: true, ..small }) {
+        "no --slots or --ctx alone would: keep experts in host memory with --cpu-moe and lower both".to_owned()
+    } else {
+        "no --slots or --ctx alone would: use fewer workers, a smaller model or another device".to_owned()
     }
 }
 
+/// The same workers with their layers divided otherwise: by free memory, or over all devices.
+fn divided(config: &EngineConfig, sharing: &Sharing) -> impl Iterator<Item = (&'static str, EngineConfig)> {
+    let mut by_memory = config.clone();
+    let specs = by_memory.prefill.0.iter_mut().chain(&mut by_memory.decode.0);
+    let n_shares: usize = specs.map(|spec| std::mem::take(&mut spec.split).len()).sum();
+    let over_all = EngineConfig { split: true, ..config.clone() };
+    let may_split = !config.split && sharing.known.all.len() > 1 && over_all.problems().is_empty();
+    let by_memory = (n_shares > 0).then_some(("shares by free memory, without split=,", by_memory));
+    by_memory.into_iter().chain(may_split.then_some(("--split", over_all)))
+}
+
 fn read_ctx(path: &Path, config: &EngineConfig, sharing: &Sharing) -> u32 {
-    let params = ModelParams { device: Some(sharing.best.clone()), no_alloc: true, ..ModelParams::default() };
+    let params = ModelParams { device: Some(sharing.known.best.clone()), no_alloc: true, ..ModelParams::default() };
     Model::load(&Backend::init(), path, &params).map_or(config.n_ctx_slot, |model| model.facts().n_ctx_train)
 }
 

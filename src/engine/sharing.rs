@@ -1,8 +1,8 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
-    engine::{EngineConfig, EngineError, HostExperts, ThreadPlan, Topology, WorkerSpec},
-    llama::{Backend, CpuMoe, Device, DeviceKind, LlamaError, rpc_endpoint},
+    engine::{EngineConfig, EngineError, HostExperts, Permits, ThreadPlan, Topology, WorkerSpec, split, turns::Turns},
+    llama::{Backend, CpuMoe, Device, DeviceKind, LlamaError, MAX_DEVICES, rpc_endpoint},
     types::CpuSet,
 };
 
@@ -16,11 +16,68 @@ pub(super) struct Sharing {
     pub shared_cpus: CpuSet,
     /// Whether any worker has a device of its own.
     pub on_device: bool,
-    pub best: Device,
+    pub known: Known,
+    /// Of workers on RPC servers.
+    turns: Turns,
     /// Threads of pinned workers.
     n_pinned: u32,
     /// Workers that take turns.
     n_turns: usize,
+}
+
+/// The devices that entries without a name of their own stand for, looked up once: a server that fails later is still one.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub best: Device,
+    pub all: Vec<Device>,
+}
+
+impl Known {
+    /// Connects to the servers that `config` names, so that they are among all.
+    fn of(config: &EngineConfig) -> Result<Self, EngineError> {
+        let backend = Backend::init();
+        let best = backend.best_device()?;
+        for spec in config.prefill.0.iter().chain(&config.decode.0) {
+            spec.device_names().try_for_each(|name| named(name, config.rpc_deadline).map(drop))?;
+        }
+        Ok(Self { best, all: backend.all_devices() })
+    }
+
+    /// The devices of an entry, in the order of its layers; remote ones keep to the configured deadline.
+    pub fn devices(&self, spec: &WorkerSpec, config: &EngineConfig) -> Result<Vec<Device>, EngineError> {
+        // One whose server failed and came back is another since.
+        let now = |device: &Device| match device.failure() {
+            Some(_) => Backend::init().renewed(device, config.rpc_deadline),
+            None => Ok(device.clone()),
+        };
+        let devices: Result<Vec<Device>, LlamaError> = match spec.device.as_deref() {
+            None if !config.split => now(&self.best).map(|best| vec![best]),
+            None => self.all.iter().map(now).collect(),
+            Some(device) if split::is_all(device) => self.all.iter().map(now).collect(),
+            Some(_) => spec.device_names().map(|name| named(name, config.rpc_deadline)).collect(),
+        };
+        let devices = devices?;
+        check(&devices, spec).map_err(|why| EngineError::Config(format!("'{spec}' {why}")))?;
+        for device in &devices {
+            device.set_deadline(config.rpc_deadline);
+        }
+        Ok(devices)
+    }
+}
+
+/// What names did not show: two of one device, the host by its number, and how many all are.
+fn check(devices: &[Device], spec: &WorkerSpec) -> Result<(), String> {
+    let n = devices.len();
+    if n > 1 && devices.iter().any(|device| device.kind() == DeviceKind::Cpu) {
+        return Err(split::on_host());
+    }
+    if let Some(device) = split::twice(devices, Device::eq) {
+        return Err(split::once(device.name()));
+    }
+    if n > MAX_DEVICES {
+        return Err(format!("divides layers among {n} devices, and llama.cpp among at most {MAX_DEVICES}: name fewer"));
+    }
+    split::check_shares(n, &spec.split)
 }
 
 /// Threads that compute on the host.
@@ -48,27 +105,36 @@ impl ThreadUse {
 impl Sharing {
     /// Errors: a device there is not, processors this process may not use, more threads than cores.
     pub fn of(config: &EngineConfig) -> Result<Self, EngineError> {
-        let best = Backend::init().best_device()?;
+        let known = Known::of(config)?;
         let topology = Topology::detect();
         let mut pinned = CpuSet::default();
         let (mut n_pinned, mut n_sharing, mut on_device, mut widest) = (0, 0, false, config.n_threads);
+        let mut used = Vec::new();
         for spec in config.prefill.0.iter().chain(&config.decode.0) {
-            let device = device(&best, spec, config)?;
-            on_device |= device.kind() != DeviceKind::Cpu;
+            let devices = known.devices(spec, config)?;
+            on_device |= !is_host(&devices);
             if let Some(cpus) = &spec.cpus {
                 if let Some(problem) = topology.problem(cpus) {
                     return Err(EngineError::Config(format!("'{spec}': {problem}")));
                 }
                 pinned = CpuSet::new(pinned.cpus().iter().chain(cpus.cpus()).copied());
                 n_pinned += spec.n_threads.map_or(cpus.len() as u32, |n| n * spec.n);
-            } else if uses_host(&device, spec, config) {
+            } else if uses_host(&devices, spec, config) {
                 n_sharing += spec.n as usize;
                 widest = widest.max(spec.n_threads.unwrap_or(0));
             }
+            used.push(devices);
         }
+        let turns = Turns::new(used.iter().map(|devices| endpoints(devices)));
         let threads = ThreadPlan::beside(pinned.len() as u32, widest, n_sharing)?;
         let shared_cpus = if pinned.is_empty() { CpuSet::default() } else { topology.allowed.without(&pinned) };
-        Ok(Self { threads, topology, shared_cpus, on_device, best, n_pinned, n_turns: n_sharing })
+        Ok(Self { threads, topology, shared_cpus, on_device, known, turns, n_pinned, n_turns: n_sharing })
+    }
+
+    /// The turns that a worker takes with others; none where nothing is shared.
+    pub fn turns(&self, devices: &[Device], spec: &WorkerSpec, config: &EngineConfig) -> Option<Arc<Permits>> {
+        let of_host = || uses_host(devices, spec, config).then(|| Arc::clone(&self.threads.permits));
+        self.turns.of(&endpoints(devices)).or_else(of_host)
     }
 
     /// The threads of all workers together.
@@ -90,14 +156,6 @@ pub fn thread_use(config: &EngineConfig) -> Result<ThreadUse, EngineError> {
     Ok(Sharing::of(config)?.thread_use())
 }
 
-/// The device of an entry; a remote one keeps to the configured deadline.
-pub(super) fn device(best: &Device, spec: &WorkerSpec, config: &EngineConfig) -> Result<Device, EngineError> {
-    let Some(name) = spec.device.as_deref() else { return Ok(best.clone()) };
-    let device = named(name, config.rpc_deadline)?;
-    device.set_deadline(config.rpc_deadline);
-    Ok(device)
-}
-
 /// The device with this name; an RPC server that it names is connected to first.
 pub(super) fn named(name: &str, deadline: Duration) -> Result<Device, LlamaError> {
     let backend = Backend::init();
@@ -107,10 +165,19 @@ pub(super) fn named(name: &str, deadline: Duration) -> Result<Device, LlamaError
     backend.device(name)
 }
 
+fn endpoints(devices: &[Device]) -> Vec<&str> {
+    devices.iter().filter_map(Device::endpoint).collect()
+}
+
+/// Whether a worker is on the host alone.
+pub(super) fn is_host(devices: &[Device]) -> bool {
+    devices.iter().all(|device| device.kind() == DeviceKind::Cpu)
+}
+
 /// Whether a worker computes with the host's processors: all of it, or the layers and experts that stay there.
-pub(super) fn uses_host(device: &Device, spec: &WorkerSpec, config: &EngineConfig) -> bool {
+pub(super) fn uses_host(devices: &[Device], spec: &WorkerSpec, config: &EngineConfig) -> bool {
     let layers = spec.n_gpu_layers.or(config.n_gpu_layers);
-    device.kind() == DeviceKind::Cpu || layers.is_some() || host_experts(config, spec) != CpuMoe::None
+    is_host(devices) || layers.is_some() || host_experts(config, spec) != CpuMoe::None
 }
 
 /// Which experts of a worker stay in host memory.

@@ -113,6 +113,27 @@ impl Backend {
         Ok(all.iter().min_by_key(|&d| rank(d)).cloned().expect("at least the CPU"))
     }
 
+    /// Every RPC device, then every GPU of this machine, or the integrated ones where it has no other: what llama.cpp
+    /// divides a model over unless it is told. The CPU where there is none of these.
+    pub fn all_devices(&self) -> Vec<Device> {
+        let all = self.all();
+        let of = |kind: DeviceKind| all.iter().filter(move |device| device.kind() == kind).cloned();
+        let mut found: Vec<Device> = of(DeviceKind::Rpc).collect();
+        let mut known = Vec::new();
+        // A GPU that two backends drive is one device.
+        found.extend(of(DeviceKind::Gpu).filter(|device| match device.hardware() {
+            Some(hardware) if known.contains(&hardware) => false,
+            hardware => {
+                known.extend(hardware);
+                true
+            }
+        }));
+        if !found.iter().any(|device| device.kind() == DeviceKind::Gpu) {
+            found.extend(of(DeviceKind::IntegratedGpu).take(1));
+        }
+        if found.is_empty() { vec![self.best_device()] } else { found }
+    }
+
     /// The devices of the RPC server at `host:port`, at least one. A server that has failed since is asked anew, and its
     /// devices are others then; those that failed stay so.
     ///
@@ -275,6 +296,13 @@ mod tests {
         assert_eq!(backend.device("CPU").expect("in any case"), cpu);
         assert_eq!(backend.device(&cpu.index().to_string()).expect("by index"), cpu);
         assert!(backend.devices()[cpu.index()].total_bytes > 0);
+    }
+
+    #[test]
+    fn all_devices_are_some_and_each_once() {
+        let all = Backend::init().all_devices();
+        assert!(!all.is_empty());
+        assert!(all.iter().enumerate().all(|(at, device)| !all[..at].contains(device)), "{all:?}");
     }
 
     #[test]

@@ -90,8 +90,8 @@ impl Context {
         };
         let mut context = Self { raw, tap, pool: None, abort: None, model: model.clone(), params, outputs: Vec::new() };
         context.read_back()?;
-        if let Some(reason) = model.device().failure() {
-            return Err(LlamaError::Context { name: context.params.name.clone(), reason: reason.to_owned() });
+        if let Some(reason) = model.failure() {
+            return Err(LlamaError::Context { name: context.params.name.clone(), reason });
         }
         if !context.params.cpus.is_empty() && !model.is_foreseen() {
             let Self { params, raw, .. } = &context;

@@ -2,7 +2,7 @@
 //!
 //! Never chooses one; [`Backend`] and its callers do.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, mem::MaybeUninit, sync::Arc, time::Duration};
 
 use llama_cpp_sys_2 as sys;
 
@@ -112,6 +112,17 @@ impl Device {
         self.session.iter().for_each(|session| session.set_deadline(deadline));
     }
 
+    /// The system's name for the hardware, such as a place on the PCI bus: equal for one device that two backends drive.
+    pub(super) fn hardware(&self) -> Option<String> {
+        let mut props = MaybeUninit::<sys::ggml_backend_dev_props>::zeroed();
+        // SAFETY: the device is registered, and the place outlives the call.
+        unsafe { sys::ggml_backend_dev_get_props(self.raw, props.as_mut_ptr()) };
+        // SAFETY: of numbers and pointers, all of which may be zero.
+        let props = unsafe { props.assume_init() };
+        // SAFETY: a C string the device owns.
+        (!props.device_id.is_null()).then(|| unsafe { guard::text(props.device_id) })
+    }
+
     /// Which of its server's devices it is.
     pub(super) fn ordinal(&self) -> usize {
         self.ordinal
@@ -134,6 +145,15 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({}, {:?})", self.name, self.kind)
     }
+}
+
+/// Why what is computed on these devices together can not be used any more; none while all are well.
+pub fn failure_of(devices: &[Device]) -> Option<String> {
+    let (device, reason) = devices.iter().find_map(|device| Some((device, device.failure()?)))?;
+    Some(match device.endpoint() {
+        Some(endpoint) if devices.len() > 1 => format!("{endpoint}: {reason}"),
+        _ => reason.to_owned(),
+    })
 }
 
 /// All registered devices. The caller keeps registrations out.

@@ -16,12 +16,13 @@ use crate::types::MoeShape;
 
 use super::{
     backend::Backend,
-    device::{Device, DeviceKind},
+    device::{self, Device},
     error::LlamaError,
     facts::{self, KvWidth, ModelFacts},
     gguf::{Header, INFLATED_OF},
     gguf_file, guard, logging,
     params::KvType,
+    spread::Spread,
 };
 
 /// Which layers keep their experts in host memory.
@@ -41,7 +42,11 @@ pub enum CpuMoe {
 pub struct ModelParams {
     /// The device; `None` takes [`Backend::best_device`].
     pub device: Option<Device>,
-    /// Layers on the device, counted from the last; `None` puts all there. Ignored on the CPU.
+    /// Devices that take the layers after its own, each with the keys and values of its layers; none of them the CPU.
+    pub beside: Vec<Device>,
+    /// Shares of the layers, one for each device; empty divides them by free memory (`--tensor-split`).
+    pub shares: Vec<u32>,
+    /// Layers on the devices, counted from the last; `None` puts all there. Ignored on the CPU.
     pub n_gpu_layers: Option<u32>,
     /// Layers whose experts stay in host memory. Nothing changes on the CPU.
     pub cpu_moe: CpuMoe,
@@ -58,6 +63,8 @@ impl Default for ModelParams {
     fn default() -> Self {
         Self {
             device: None,
+            beside: Vec::new(),
+            shares: Vec::new(),
             n_gpu_layers: None,
             cpu_moe: CpuMoe::None,
             use_mmap: true,
@@ -79,7 +86,7 @@ struct Inner {
     /// Held while a context is created, the one call that takes the model mutably.
     creating: Mutex<()>,
     path: PathBuf,
-    device: Device,
+    devices: Vec<Device>,
     header: Header,
     facts: ModelFacts,
     kv_width: KvWidth,
@@ -108,15 +115,16 @@ impl Model {
     pub fn load(backend: &Backend, path: impl AsRef<Path>, params: &ModelParams) -> Result<Self, LlamaError> {
         let path = path.as_ref();
         let header = Header::read(path)?;
-        let device = params.device.clone().map_or_else(|| backend.best_device(), Ok)?;
+        let failed = |reason: String| LlamaError::Load { path: path.to_owned(), reason };
+        let mut spread = Spread::new(backend, params).map_err(failed)?;
         // Where it is missing, llama.cpp says so itself.
         let n_layer = header.number(&format!("{}.block_count", header.text("general.architecture"))).unwrap_or(0);
         let overrides = Overrides::new(params.cpu_moe, u32::try_from(n_layer).unwrap_or(u32::MAX));
-        let raw = load(path, params, &device, &overrides)?;
-        if let Some(reason) = device.failure() {
+        let raw = load(path, params, &mut spread, &overrides)?;
+        if let Some(reason) = device::failure_of(&spread.devices) {
             // SAFETY: loaded just now, and used by nobody.
             unsafe { sys::llama_model_free(raw.as_ptr()) };
-            return Err(LlamaError::Load { path: path.to_owned(), reason: reason.to_owned() });
+            return Err(failed(reason));
         }
         // SAFETY: the model is loaded.
         let vocab = unsafe { sys::llama_model_get_vocab(raw.as_ptr()) };
@@ -128,7 +136,7 @@ impl Model {
             vocab,
             creating: Mutex::new(()),
             path: path.to_owned(),
-            device,
+            devices: spread.devices,
             header,
             facts,
             kv_width,
@@ -158,9 +166,24 @@ impl Model {
         &self.inner.path
     }
 
-    /// The device it was loaded on.
+    /// The device it was loaded on; the first of several.
     pub fn device(&self) -> &Device {
-        &self.inner.device
+        &self.inner.devices[0]
+    }
+
+    /// The devices it was loaded on, at least one, in the order of their layers.
+    pub fn devices(&self) -> &[Device] {
+        &self.inner.devices
+    }
+
+    /// The names of its devices, with a `+` between.
+    pub fn place(&self) -> String {
+        self.devices().iter().map(Device::name).collect::<Vec<_>>().join("+")
+    }
+
+    /// Why nothing computed with it can be used any more: one of its devices has failed ([`Device::failure`]).
+    pub fn failure(&self) -> Option<String> {
+        device::failure_of(self.devices())
     }
 
     /// The GGUF metadata, by key; arrays by kind and length only.
@@ -209,7 +232,7 @@ impl Model {
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Model({}, {}, {:?})", self.inner.path.display(), self.inner.facts.desc, self.inner.device)
+        write!(f, "Model({}, {}, {:?})", self.inner.path.display(), self.inner.facts.desc, self.inner.devices)
     }
 }
 
@@ -251,18 +274,15 @@ impl Overrides {
 fn load(
     path: &Path,
     params: &ModelParams,
-    device: &Device,
+    spread: &mut Spread,
     overrides: &Overrides,
 ) -> Result<NonNull<sys::llama_model>, LlamaError> {
     let c_path = gguf_file::c_path(path)?;
-    let on_cpu = device.kind() == DeviceKind::Cpu;
-    // An empty list means the CPU; a null pointer would mean every device there is.
-    let mut devices = if on_cpu { vec![ptr::null_mut()] } else { vec![device.raw(), ptr::null_mut()] };
     // SAFETY: no precondition.
     let mut raw_params = unsafe { sys::llama_model_default_params() };
-    raw_params.devices = devices.as_mut_ptr();
+    spread.tell(&mut raw_params);
     raw_params.n_gpu_layers = match params.n_gpu_layers {
-        _ if on_cpu => 0,
+        _ if spread.is_host() => 0,
         None => -1,
         Some(n) => i32::try_from(n).unwrap_or(i32::MAX),
     };
@@ -274,7 +294,7 @@ fn load(
     let failed = |reason: String| LlamaError::Load { path: path.to_owned(), reason };
     let mut out = ptr::null_mut();
     logging::clear_errors();
-    // SAFETY: the path is a C string; devices live for the call and the overrides as long as the model.
+    // SAFETY: the path is a C string; devices and shares live for the call and the overrides as long as the model.
     guard::call(|message, size| unsafe {
         guard::eldr_guard_model_load(c_path.as_ptr(), &raw const raw_params, &raw mut out, message, size)
     })

@@ -158,7 +158,7 @@ pub(super) fn out_of_memory(model: &Model, params: &ContextParams) -> LlamaError
         mib: kv_bytes(model, params).div_ceil(1 << 20),
         n_slots: params.n_slots,
         n_ctx_slot: params.n_ctx_slot,
-        device: model.device().name().to_owned(),
+        device: model.place(),
     }
 }
 
@@ -166,7 +166,8 @@ pub(super) fn out_of_memory(model: &Model, params: &ContextParams) -> LlamaError
 pub(super) fn check_memory(model: &Model, params: &ContextParams) -> Result<(), LlamaError> {
     let facts = model.facts();
     let is_bound = facts.n_swa > 0 || facts.recurrent || facts.hybrid;
-    if !is_bound && !model.is_foreseen() && kv_bytes(model, params) > model.device().info().free_bytes {
+    let free = || model.devices().iter().map(|device| device.info().free_bytes).sum::<u64>();
+    if !is_bound && !model.is_foreseen() && kv_bytes(model, params) > free() {
         return Err(out_of_memory(model, params));
     }
     Ok(())

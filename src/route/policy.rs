@@ -309,7 +309,7 @@ pub trait RoutePolicy: Send {
     }
 
     /// A running request that had better go on elsewhere. To move it takes the time `stall`, in the unit of the steps it was
-    /// told of, for which the worker that takes it in stands still. Nothing from a policy that does not predict it.
+    /// told of, for which the worker that gives it away and the one that takes it in each stand still. Nothing from a policy that does not predict it.
     fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
         let _ = (workers, stall);
         None

@@ -31,6 +31,7 @@
 //!     warmup: 0.2,
 //!     prefill: 1.0,
 //!     cost: StepCost::UNIT,
+//!     handoff: 0.0,
 //!     limits: DispatchLimits::default(),
 //! };
 //! let all: Vec<usize> = (0..64).collect();

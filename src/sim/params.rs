@@ -50,6 +50,9 @@ pub struct ReplayParams {
     pub prefill: f64,
     /// What a decode step takes.
     pub cost: StepCost,
+    /// What it takes longer for each running sequence that the worker gives away in it or takes in from another one. A
+    /// sequence's first worker takes it in at no cost.
+    pub handoff: f64,
     /// Of these, the number of waiting hand-offs and the age bound; the queue before them has no bound.
     pub limits: DispatchLimits,
 }
@@ -68,6 +71,7 @@ impl ReplayParams {
             if ok { Ok(()) } else { Err(SimError::Value { name, value, want: "a number of 0 or more" }) }
         };
         not_negative("the time of a prefill", self.prefill)?;
+        not_negative("the time of a hand-off", self.handoff)?;
         match self.arrivals {
             Arrivals::Closed { concurrency: 0, .. } => {
                 return Err(SimError::Value { name: "the concurrency", value: 0.0, want: "at least 1" });
@@ -108,6 +112,7 @@ mod tests {
             warmup: 0.0,
             prefill: 0.0,
             cost: StepCost::UNIT,
+            handoff: 0.0,
             limits: DispatchLimits::default(),
         };
         let run = |requests: &[usize], params: &ReplayParams| {
@@ -121,6 +126,7 @@ mod tests {
         assert!(bad(&[0], ReplayParams { n_slots: vec![2, 0], ..good.clone() }).contains("[2, 0]"));
         assert!(bad(&[0], ReplayParams { warmup: 1.0, ..good.clone() }).contains("warm-up is 1"));
         assert!(bad(&[0], ReplayParams { prefill: -1.0, ..good.clone() }).contains("prefill is -1"));
+        assert!(bad(&[0], ReplayParams { handoff: f64::NAN, ..good.clone() }).contains("hand-off is NaN"));
         let arrivals = Arrivals::Closed { concurrency: 0, ramp: 0.0 };
         assert!(bad(&[0], ReplayParams { arrivals, ..good.clone() }).contains("concurrency is 0"));
         let arrivals = Arrivals::Poisson { rate: f64::NAN, seed: 1 };

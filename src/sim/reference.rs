@@ -341,7 +341,9 @@ proptest! {
         };
         let order = if shuffled { Order::Shuffled { seed } } else { Order::Given };
         let limits = DispatchLimits::default();
-        let params = ReplayParams { arrivals, order, n_requests: 75, warmup, prefill: whole(prefill), cost, n_slots, limits };
+        let prefill = whole(prefill);
+        let params =
+            ReplayParams { arrivals, order, n_requests: 75, warmup, prefill, cost, handoff: 0.0, n_slots, limits };
         let n_workers = params.n_slots.len();
         let calibration = (kind.needs_calibration() || kind.uses_centroids() && shuffled).then(|| {
             let with_steps = (0..30).filter(|&at| trace.requests[at].n_steps(&trace.header) > 0);

@@ -122,6 +122,8 @@ impl Gaps {
 struct Worker<'a> {
     scheduler: DecodeWorker,
     runner: ReplayRunner<'a>,
+    /// Sequences that ran elsewhere and come with its next step.
+    n_coming: u32,
     /// The step that is running, and what it will report.
     step: Option<Step>,
     /// What its sequences picked, where it is tapped.
@@ -192,7 +194,7 @@ impl<'a> Run<'a> {
         let worker = |&n_slots: &u32| {
             let runner = ReplayRunner::new(set, n_slots, tap_every);
             let scheduler = DecodeWorker::new(runner.info(), 1, &[]);
-            Worker { scheduler, runner, step: None, picked: None, events: Vec::new() }
+            Worker { scheduler, runner, n_coming: 0, step: None, picked: None, events: Vec::new() }
         };
         let gaps = match params.arrivals {
             Arrivals::Closed { .. } => None,
@@ -324,8 +326,7 @@ impl<'a> Run<'a> {
                 self.dispatcher.on_event(Source::Decode(WorkerId(index as u32)), event, &mut self.commands);
             }
         }
-        // A replay takes sequences in at no cost.
-        self.dispatcher.rebalance(Duration::ZERO, &mut self.commands);
+        self.dispatcher.rebalance(Duration::from_secs_f64(self.params.handoff), &mut self.commands);
         self.woken.push(index);
     }
 
@@ -340,7 +341,9 @@ impl<'a> Run<'a> {
                         if handoff.job.n_moves == 0 {
                             live.measured = self.meter.admitted(self.now - live.first_token);
                         }
-                        self.workers[worker.index()].scheduler.admit(handoff);
+                        let state = &mut self.workers[worker.index()];
+                        state.n_coming += u32::from(handoff.job.n_moves > 0);
+                        state.scheduler.admit(handoff);
                         self.woken.push(worker.index());
                     }
                     Command::Migrate(worker, id) => {
@@ -381,8 +384,9 @@ impl<'a> Run<'a> {
             let step = worker.scheduler.step(&mut worker.runner, &mut worker.events);
             let (n_batch, is_pure) = (step.requests.len() as u32, step.n_decoded_alone().is_some());
             worker.picked = (!step.picks.is_empty()).then(|| (step.requests.clone(), step.picks.clone()));
+            let n_moves = std::mem::take(&mut worker.n_coming) + step.n_exported;
             let n_distinct = worker.runner.n_distinct();
-            let time = self.params.cost.step(n_distinct, n_batch);
+            let time = self.params.cost.step(n_distinct, n_batch) + f64::from(n_moves) * self.params.handoff;
             worker.step = Some(Step { n_distinct, n_batch, time, is_pure });
             self.at(self.now + time, Happening::StepDone(index));
         }
@@ -449,6 +453,7 @@ mod tests {
             warmup: 0.2,
             prefill: 3.0,
             cost: StepCost { fixed: 0.3, per_expert: 0.01, per_token: 0.02 },
+            handoff: 0.0,
             limits: DispatchLimits::default(),
         };
         let held_out: Vec<usize> = (96..192).collect();

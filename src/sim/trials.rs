@@ -88,6 +88,7 @@ impl<'a> Trials<'a> {
             warmup: WARMUP,
             prefill: PREFILL_STEPS,
             cost: StepCost::UNIT,
+            handoff: 0.0,
             limits: DispatchLimits::default(),
         };
         let round_robin = PolicyKind::RoundRobin.build(&PolicyParams::new(n_workers))?;

@@ -6,24 +6,28 @@ use std::{
     mem::MaybeUninit,
     ptr,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender, channel},
     },
 };
 
 use eldr::{
+    Engine,
     capi::{
         EngineHandle, Event, EventKind, Finish, RequestHandle, RequestParams, Status, eldr_engine_drain,
         eldr_engine_free, eldr_engine_stats_json, eldr_engine_tokenize, eldr_last_error, eldr_request_cancel,
         eldr_request_free, eldr_request_get_id, eldr_request_next, export_engine,
     },
-    engine::Tokenizer,
+    engine::{EngineParts, EngineWorker, Tokenizer},
+    route::LeastLoaded,
+    schedule::{DecodeItem, DispatchLimits, FakeRunner, ModelRunner, PrefixConfig, RunError, RunnerLayer, StepPicks},
     types::{SamplingParams, Token},
 };
 
 use super::world::{
     PROMPT, empty_event, engine,
-    fake_engine::{Letters, MODEL},
+    fake_engine::{Letters, MODEL, worker},
     params, submit,
 };
 
@@ -81,9 +85,46 @@ fn tokens_text_decision_and_end_arrive_in_order() {
     assert_eq!(eldr_request_free(request), Status::Handle);
 }
 
+/// A fake worker whose decode steps wait until the sender is dropped.
+struct Held(FakeRunner, Receiver<()>);
+
+impl RunnerLayer for Held {
+    fn inner(&self) -> &dyn ModelRunner {
+        &self.0
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut self.0
+    }
+
+    fn decode(&mut self, batch: &[DecodeItem], next: &mut Vec<Token>, picks: &mut StepPicks) -> Result<(), RunError> {
+        let _ = self.1.recv();
+        self.0.decode(batch, next, picks)
+    }
+}
+
+/// An engine that decodes nothing until the sender is dropped.
+fn held_engine() -> (Engine, Sender<()>) {
+    let (hold, held) = channel();
+    let runner = Box::new(Held(FakeRunner::new(MODEL, 4, 4096, Vec::new()), held));
+    let parts = EngineParts {
+        prefill: vec![worker("prefill 0")],
+        decode: vec![EngineWorker { name: "decode 0".to_owned(), runner, permits: None }],
+        tokenizer: Arc::new(Letters),
+        policy: Box::new(LeastLoaded),
+        calibration: None,
+        limits: DispatchLimits::default(),
+        chunk: 16,
+        n_expert: MODEL.n_expert,
+        prefix: PrefixConfig::default(),
+    };
+    (Engine::start(parts).unwrap(), hold)
+}
+
 #[test]
 fn a_cancelled_request_ends_while_another_thread_waits_for_it() {
-    let engine = export_engine(engine());
+    let (held, hold) = held_engine();
+    let engine = export_engine(held);
     let request = submit(engine, &params(4000)).unwrap();
     let address = request.expose_provenance();
     let waiting = std::thread::spawn(move || {
@@ -96,6 +137,8 @@ fn a_cancelled_request_ends_while_another_thread_waits_for_it() {
         }
     });
     assert_eq!(eldr_request_cancel(request), Status::Ok);
+    // Only now, so that no token is the last before the cancellation.
+    drop(hold);
     assert_eq!(waiting.join().unwrap(), Finish::Cancelled);
     assert_eq!(eldr_request_free(request), Status::Ok);
     assert_eq!(eldr_engine_free(engine), Status::Ok);

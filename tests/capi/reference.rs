@@ -1,6 +1,7 @@
 //! What the built-in engine sees of some prompts, written down for a host that has llama.cpp contexts of its own.
 //!
 //! `examples/byo_context.cpp` prints the same lines; tests/capi/run.sh compares them.
+#![allow(clippy::unwrap_used)]
 
 use std::{env, fmt::Write, fs, path::PathBuf};
 

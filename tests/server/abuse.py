@@ -136,14 +136,17 @@ def wait_idle(limit=60):
 
 
 def main():
-    health, over = [], threading.Event()
+    health, faults, over = [], [], threading.Event()
 
     def watch():
-        while not over.is_set():
-            began = time.perf_counter()
-            assert ask("GET", "/health")[0] == 200
-            health.append(time.perf_counter() - began)
-            time.sleep(0.02)
+        try:
+            while not over.is_set():
+                began = time.perf_counter()
+                assert ask("GET", "/health")[0] == 200, "/health did not answer well"
+                health.append(time.perf_counter() - began)
+                time.sleep(0.02)
+        except (AssertionError, OSError, http.client.HTTPException) as fault:
+            faults.append(fault)
 
     want = ask("POST", TEXT, json.dumps({"prompt": "def f(", "max_tokens": 8, "temperature": 0}))
     assert want[0] == 200, want
@@ -181,6 +184,7 @@ def main():
     grown = rss() - warm
     over.set()
     watcher.join()
+    assert not faults, faults[0]
     health.sort()
     again = ask("POST", TEXT, json.dumps({"prompt": "def f(", "max_tokens": 8, "temperature": 0}))
     assert json.loads(again[1])["choices"] == json.loads(want[1])["choices"], "it does not say what it said before"

@@ -24,7 +24,8 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
 [ -z "$browser" ] || packages+=(playwright)
 if [ -z "$python" ]; then
     python3 -m venv "$work/venv"
-    "$work/venv/bin/pip" install --quiet "${packages[@]}"
+    # Most modules are never imported, and need no bytecode.
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-compile "${packages[@]}"
     python=$work/venv/bin/python
 fi
 

@@ -209,7 +209,8 @@ def sigterm_lets_running_answers_end(_):
 
 def past_the_limit_answers_end_with_an_error(_):
     with serving("--drain-timeout", "0") as server:
-        stream = server.stream(LONG)
+        # Eight, so that they run for a while yet when the signal arrives, however late that is.
+        stream = server.stream({**LONG, "n": 8})
         assert stream.readline().startswith(b"data: ")
         server.process.send_signal(signal.SIGTERM)
         events = [line for line in stream.read().split(b"\n") if line.startswith(b"data: {")]
@@ -219,7 +220,7 @@ def past_the_limit_answers_end_with_an_error(_):
 
 def a_second_sigterm_ends_at_once(_):
     with serving() as server:
-        stream = server.stream({**LONG, "n": 4})
+        stream = server.stream({**LONG, "n": 8})
         assert stream.readline().startswith(b"data: ")
         server.process.send_signal(signal.SIGTERM)
         assert server.refuses()

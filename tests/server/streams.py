@@ -55,16 +55,19 @@ def rss():
 
 
 def watch(over, health):
-    """Asks /health until `over`; then tells how long each answer took."""
+    """Asks /health until `over`; then tells how long each answer took, or what was wrong."""
     times = []
-    while not over.is_set():
-        started = time.perf_counter()
-        connection = connect()
-        connection.request("GET", "/health")
-        assert connection.getresponse().status == 200
-        times.append(time.perf_counter() - started)
-        time.sleep(0.02)
-    health.put(times)
+    try:
+        while not over.is_set():
+            started = time.perf_counter()
+            connection = connect()
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200, "/health did not answer well"
+            times.append(time.perf_counter() - started)
+            time.sleep(0.02)
+        health.put(times)
+    except (AssertionError, OSError, http.client.HTTPException) as fault:
+        health.put(f"{type(fault).__name__}: {fault}")
 
 
 def at_once(want):
@@ -85,6 +88,7 @@ def at_once(want):
     over.set()
     health = health.get()
     watcher.join()
+    assert isinstance(health, list) and health, f"/health: {health}"
     wrong = sum(a != b for a, b in zip(want, got))
     health.sort()
     print(f"{n_streams} streams of {n_tokens} tokens in {took:.1f} s: {n_streams - wrong} equal to the same request alone; "

@@ -5,7 +5,7 @@
 use std::{env, path::Path};
 
 use eldr::{
-    engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel},
+    engine::{self, DeviceInfo, DeviceKind, EngineConfig, LoadedModel, WorkerList, WorkerSpec},
     sim::Verdict,
 };
 
@@ -47,7 +47,8 @@ pub fn config(config: &EngineConfig, devices: &[DeviceInfo], findings: &mut Find
     for problem in config.problems() {
         findings.broken(problem, "correct the setting");
     }
-    let names: Vec<&str> = config.prefill.devices().chain(config.decode.devices()).flatten().collect();
+    let specs = config.prefill.0.iter().chain(&config.decode.0);
+    let names: Vec<&str> = specs.flat_map(WorkerSpec::device_names).collect();
     let mut all_there = true;
     for (_, &name) in names.iter().enumerate().filter(|(at, name)| !names[..*at].contains(name)) {
         let found = match engine::rpc_endpoint(name) {
@@ -86,8 +87,10 @@ pub fn config(config: &EngineConfig, devices: &[DeviceInfo], findings: &mut Find
 
 /// Whether the file is a model, and what the configuration makes of it.
 pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
-    // The configuration has findings of its own; the model is looked at by itself.
-    let plain = EngineConfig { use_mmap: config.use_mmap, ..EngineConfig::default() };
+    // The configuration has findings of its own; the model is looked at by itself, where it takes nothing: no device alone
+    // may be large enough.
+    let one = || WorkerList(vec![WorkerSpec { n: 1, device: Some("cpu".to_owned()), ..WorkerSpec::default() }]);
+    let plain = EngineConfig { prefill: one(), decode: one(), n_slots: 1, ..EngineConfig::default() };
     let loaded = match LoadedModel::load(path, &plain) {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -143,6 +146,25 @@ pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
     }
 }
 
+/// Bytes of the largest device, or of all that one model is divided over together.
+fn largest_place(devices: &[DeviceInfo], config: &EngineConfig) -> u64 {
+    let sum = |in_it: &dyn Fn(&DeviceInfo) -> bool| {
+        devices.iter().filter(|&device| in_it(device)).map(|device| device.total_bytes).sum::<u64>()
+    };
+    let of = |spec: &WorkerSpec| {
+        let named = |device: &DeviceInfo| {
+            spec.device_names().any(|name| match engine::rpc_endpoint(name) {
+                Some(endpoint) => device.kind == DeviceKind::Rpc && device.description == endpoint,
+                None => engine::is_device(device, name),
+            })
+        };
+        let is_all = spec.device_names().next().is_none() && (config.split || spec.device.is_some());
+        if is_all { sum(&|device| device.kind != DeviceKind::Cpu) } else { sum(&named) }
+    };
+    let divided = config.prefill.0.iter().chain(&config.decode.0).map(of);
+    divided.chain(devices.iter().map(|device| device.total_bytes)).max().unwrap_or(0)
+}
+
 /// What llama.cpp makes of a slot's tokens, which is what they take.
 const CTX_STEP: u32 = 256;
 
@@ -158,7 +180,7 @@ fn memory(loaded: &LoadedModel, config: &EngineConfig, findings: &mut Findings) 
     let a_context =
         loaded.kv_bytes_per_token(config.kv_format).saturating_mul(n_ctx_slot).saturating_mul(config.n_slots.into());
     let need = facts.size_bytes.saturating_add(a_context.saturating_mul(n_contexts));
-    let have = engine::devices().iter().map(|device| device.total_bytes).max().unwrap_or(0);
+    let have = largest_place(&engine::devices(), config);
     let sum = format!(
         "{} of weights and {} of keys and values for {n_contexts} workers",
         show(facts.size_bytes),
@@ -166,7 +188,7 @@ fn memory(loaded: &LoadedModel, config: &EngineConfig, findings: &mut Findings) 
     );
     if need > have {
         findings.warn(
-            format!("{sum} are more than the {} of the largest device", show(have)),
+            format!("{sum} are more than the {} that the largest device or split has", show(have)),
             "use fewer --slots, a shorter --ctx, or spread the workers over devices",
         );
     } else {

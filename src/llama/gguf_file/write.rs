@@ -428,13 +428,17 @@ mod tests {
             fs::write(&path, bytes).expect("written");
             GgufFile::open(&path).expect_err("damaged").to_string()
         };
-        assert!(error(b"").ends_with("does not start with \"GGUF\""));
-        assert!(error(b"PK is another format").ends_with("does not start with \"GGUF\""));
-        assert!(error(&whole[..200]).ends_with("damaged or cut"));
+        assert!(error(b"").ends_with("it begins with nothing instead of \"GGUF\""));
+        assert!(error(b"PK is another format").ends_with("it begins with \"PK i\" instead of \"GGUF\""));
+        let cut = error(&whole[..200]);
+        assert!(cut.starts_with("the GGUF header of") && cut.contains("cut off or damaged"), "{cut}");
         let short = error(&whole[..whole.len() - 64]);
-        assert!(short.contains("is truncated: it has") && short.ends_with("download it again"), "{short}");
+        assert!(
+            short.contains("is truncated: its tensors end at byte") && short.ends_with("fetch it again"),
+            "{short}"
+        );
         let missing = GgufFile::open(dir.path().join("none.gguf")).expect_err("missing").to_string();
-        assert!(missing.starts_with("cannot open") && missing.contains("No such file"), "{missing}");
-        assert!(GgufFile::open(dir.path()).expect_err("a folder").to_string().ends_with("it is a folder"));
+        assert!(missing.starts_with("no model file at") && missing.contains("none.gguf"), "{missing}");
+        assert!(GgufFile::open(dir.path()).expect_err("a folder").to_string().contains("is not a file"));
     }
 }

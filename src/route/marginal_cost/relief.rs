@@ -39,8 +39,9 @@ impl MarginalCost {
             for to in workers.iter().filter(|to| to.eligible() && to.id != from.id) {
                 let marginal = self.joining(to, n_tokens);
                 let saved = here - marginal.cost;
-                // The others wait while it is taken in, and it itself until the step is over in which it leaves.
-                let price = f64::from(to.n_inflight + 1) * stall + step_from;
+                // The others wait while it is given away and taken in, and it itself until the step is over in which it
+                // leaves.
+                let price = f64::from(from.n_inflight + to.n_inflight + 1) * stall + step_from;
                 let pays = saved > LEAST * step_from && saved * n_run as f64 > price;
                 if pays && best.is_none_or(|best| saved > best.saved) {
                     best = Some(Relief { id: resident.id, from: from.id, to: to.id, saved, marginal });

@@ -28,7 +28,7 @@ impl Moves {
 
 impl Dispatcher {
     /// Moves a sequence if it is time and one is worth it. To be called once a decode step's events were told; `stall` is how
-    /// long a worker takes to take a sequence in.
+    /// long a worker takes to give a sequence away, and another to take it in.
     pub fn rebalance(&mut self, stall: Duration, commands: &mut Vec<Command>) {
         if self.limits.migrate_every == 0 {
             return;

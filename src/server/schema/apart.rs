@@ -6,12 +6,13 @@ use serde_json::Value;
 
 use super::parts::is_of;
 
-/// Pairs of schemas that are looked at for one `oneOf`: they may refer to one another.
+/// Pairs of schemas that are looked at for one `oneOf`, and pairs inside of one another: they may refer to one another.
 const MAX_PAIRS: usize = 4096;
+const MAX_DEPTH: usize = 96;
 
 /// Two of `choices` that one value may be of, by their places. References point into `document`.
 pub(super) fn alike(document: &Value, choices: &[Value]) -> Option<(usize, usize)> {
-    let mut reader = Reader { document, n_left: MAX_PAIRS };
+    let mut reader = Reader { document, n_left: MAX_PAIRS, depth: 0 };
     let mut pairs = (0..choices.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
     pairs.find(|&(a, b)| !reader.are_apart(&choices[a], &choices[b]))
 }
@@ -19,14 +20,22 @@ pub(super) fn alike(document: &Value, choices: &[Value]) -> Option<(usize, usize
 struct Reader<'a> {
     document: &'a Value,
     n_left: usize,
+    depth: usize,
 }
 
 impl<'a> Reader<'a> {
     fn are_apart(&mut self, a: &'a Value, b: &'a Value) -> bool {
-        if self.n_left == 0 {
+        if self.n_left == 0 || self.depth == MAX_DEPTH {
             return false;
         }
         self.n_left -= 1;
+        self.depth += 1;
+        let are_apart = self.look(a, b);
+        self.depth -= 1;
+        are_apart
+    }
+
+    fn look(&mut self, a: &'a Value, b: &'a Value) -> bool {
         for (one, other) in [(a, b), (b, a)] {
             if let Some(target) = one.get("$ref") {
                 let pointer = target.as_str().and_then(|target| target.strip_prefix('#'));

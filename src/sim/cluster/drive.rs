@@ -66,8 +66,9 @@ impl Run<'_> {
             }
         }
         self.decode[worker.index()].events = events;
+        // Half of a hand-off for each of the two workers, though all of it is charged to the one that takes the sequence in.
         let (n, ms) = self.handoffs;
-        self.dispatcher.rebalance(Duration::from_secs_f64(ms / n.max(1.0) / 1e3), &mut self.commands);
+        self.dispatcher.rebalance(Duration::from_secs_f64(ms / n.max(1.0) / 2e3), &mut self.commands);
         self.woken.push(source);
     }
 
