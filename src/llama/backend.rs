@@ -131,7 +131,7 @@ impl Backend {
         if !found.iter().any(|device| device.kind() == DeviceKind::Gpu) {
             found.extend(of(DeviceKind::IntegratedGpu).take(1));
         }
-        if found.is_empty() { vec![self.best_device()] } else { found }
+        if found.is_empty() { self.best_device().into_iter().collect() } else { found }
     }
 
     /// The devices of the RPC server at `host:port`, at least one. A server that has failed since is asked anew, and its
