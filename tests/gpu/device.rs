@@ -55,9 +55,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut parts = Vec::new();
     for (name, part) in PARTS {
         eprintln!("{name}");
+        // Also said here, for a driver may end the process before the document is written.
         parts.push(match part(&rig) {
-            Ok((found, measured)) => json!({ "check": name, "ok": true, "found": found, "measured": measured }),
-            Err(why) => json!({ "check": name, "ok": false, "found": why.to_string(), "measured": null }),
+            Ok((found, measured)) => {
+                eprintln!("    {found}");
+                json!({ "check": name, "ok": true, "found": found, "measured": measured })
+            }
+            Err(why) => {
+                eprintln!("    failed: {why}");
+                json!({ "check": name, "ok": false, "found": why.to_string(), "measured": null })
+            }
         });
     }
     println!("{:#}", json!({ "device": rig.description(), "size": size.name(), "parts": parts }));
