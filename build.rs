@@ -2,6 +2,10 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // The program is taken elsewhere with its libraries beside it.
+    if cfg!(feature = "dynamic-backends") && std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN");
+    }
     #[cfg(feature = "llama")]
     guard::build();
 }

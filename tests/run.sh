@@ -69,7 +69,7 @@ stage "targets" all_targets_are_named
 stage "format" cargo fmt --check
 if have shellcheck; then
     stage "scripts" shellcheck -x .ci/run tests/run.sh tests/scripts/*.sh tests/peers/*.sh tests/capi/*.sh tests/server/*.sh tests/gpu/*.sh \
-        src/capi/packaging/*.sh examples/demo.sh examples/paper/*.sh
+        src/capi/packaging/*.sh examples/demo.sh examples/paper/*.sh examples/devices/*.sh
 fi
 if have python3; then
     stage "prompts are what their generator writes" python3 examples/data/make_prompts.py --check

@@ -13,7 +13,7 @@ use std::{
 };
 
 use clap::Args;
-use eldr::engine::{self, RpcFront, devices, threads_alone};
+use eldr::engine::{self, RpcFront, threads_alone};
 use serde_json::json;
 
 use super::{
@@ -92,12 +92,8 @@ impl RpcServerArgs {
 
     /// The name of the device to lend: one of this machine.
     fn lent(&self) -> Result<String, CliError> {
-        let known = devices();
-        let found = known.iter().find(|info| engine::is_device(info, &self.device));
-        found.map(|info| info.name.clone()).ok_or_else(|| {
-            let names: Vec<&str> = known.iter().map(|info| info.name.as_str()).collect();
-            CliError::usage(format!("no device {:?}: this build and machine have {}", self.device, names.join(", ")))
-        })
+        let info = engine::device(&self.device).map_err(|error| CliError::usage(error.to_string()))?;
+        Ok(info.name)
     }
 
     /// Starts the child and waits until it listens.

@@ -156,7 +156,9 @@ pub use stats::{EngineStats, GivenBack};
 pub use stop::{Released, StopFilter};
 pub use stream::{Canceller, Completion, StreamEvent, TokenStream};
 #[cfg(feature = "llama")]
-pub use system::{Versions, add_rpc, devices, is_device, model_fingerprint, serve_rpc, unusable_libraries, versions};
+pub use system::{
+    Versions, add_rpc, device, devices, is_device, model_fingerprint, serve_rpc, unusable_libraries, versions,
+};
 pub use threads::{ThreadPlan, threads_alone};
 pub use timed::Times;
 pub use tokenizer::Tokenizer;

@@ -36,11 +36,11 @@ impl Known {
     /// Connects to the servers that `config` names, so that they are among all.
     fn of(config: &EngineConfig) -> Result<Self, EngineError> {
         let backend = Backend::init();
-        let best = backend.best_device();
+        let best = backend.best_device()?;
         for spec in config.prefill.0.iter().chain(&config.decode.0) {
             spec.device_names().try_for_each(|name| named(name, config.rpc_deadline).map(drop))?;
         }
-        Ok(Self { best, all: backend.all_devices() })
+        Ok(Self { best, all: backend.all_devices()? })
     }
 
     /// The devices of an entry, in the order of its layers; remote ones keep to the configured deadline.

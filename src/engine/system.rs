@@ -23,9 +23,14 @@ pub fn devices() -> Vec<DeviceInfo> {
     Backend::init().devices()
 }
 
+/// The device with this name, see [`is_device`]. The error says which there are, and which libraries give none.
+pub fn device(name: &str) -> Result<DeviceInfo, EngineError> {
+    Ok(Backend::init().device(name)?.info())
+}
+
 /// Libraries of ggml backends that are where this build looks for them and give no device, each with the reason.
 pub fn unusable_libraries() -> Vec<UnusableLibrary> {
-    Backend::init().unusable_libraries()
+    Backend::init().unusable_libraries().to_vec()
 }
 
 /// Whether `name` means this device to the engine: its name in any case, with or without a colon, or its number.

@@ -4,8 +4,9 @@
 
 use std::{
     ffi::CString,
+    fmt::Write,
     ptr,
-    sync::{Arc, Mutex, Once},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -14,12 +15,15 @@ use llama_cpp_sys_2 as sys;
 use super::{
     device::{self, Device, DeviceInfo, DeviceKind},
     error::LlamaError,
-    guard, logging,
+    guard,
+    libraries::{self, UnusableLibrary},
+    logging,
     rpc::{RpcFailure, Session},
 };
 
 // llama.cpp itself is one per process: its logger, its device registry and its CPU tables are C globals.
-static START: Once = Once::new();
+// What was started holds the libraries that were found and are of no use.
+static START: OnceLock<Vec<UnusableLibrary>> = OnceLock::new();
 static REGISTRY: Mutex<Vec<Remote>> = Mutex::new(Vec::new());
 
 /// Most devices of one server that are used.
@@ -49,13 +53,21 @@ impl Backend {
     /// llama.cpp's log goes to the `log` crate under the target `llama.cpp`: its errors as warnings (they are also in
     /// the error returned), its warnings as info, the rest below. The text of a failed assert is logged as an error.
     pub fn init() -> Self {
-        START.call_once(|| {
+        START.get_or_init(|| {
             logging::install();
+            // Before llama.cpp, which loads them itself if there are none yet.
+            let unusable = libraries::load_all();
             // SAFETY: may be called again after a host program has; it sets up time and tables.
             unsafe { sys::llama_backend_init() };
-            load_libraries();
+            unusable
         });
         Self { _started: () }
+    }
+
+    /// The libraries of ggml backends that were where this build looks for them when it started, and give no device. None
+    /// in a build that loads no libraries.
+    pub fn unusable_libraries(&self) -> &'static [UnusableLibrary] {
+        START.get().map_or(&[], Vec::as_slice)
     }
 
     /// The devices of this machine and build, in ggml's order.
@@ -72,14 +84,21 @@ impl Backend {
             Some(endpoint) => all.iter().find(|device| device.endpoint() == Some(endpoint)),
             None => device::find(&all, spec),
         };
-        found.cloned().ok_or_else(|| LlamaError::UnknownDevice {
-            spec: spec.to_owned(),
-            known: all.iter().map(Device::name).collect::<Vec<_>>().join(", "),
+        found.cloned().ok_or_else(|| {
+            if !all.iter().any(|device| device.kind() == DeviceKind::Cpu) {
+                return no_cpu();
+            }
+            let mut known = all.iter().map(Device::name).collect::<Vec<_>>().join(", ");
+            for UnusableLibrary { path, reason } in self.unusable_libraries() {
+                let _ = write!(known, "; {} cannot be used: {reason}", path.display());
+            }
+            LlamaError::UnknownDevice { spec: spec.to_owned(), known }
         })
     }
 
-    /// The first GPU of this machine, else a remote or integrated one, else the CPU.
-    pub fn best_device(&self) -> Device {
+    /// The first GPU of this machine, else a remote or integrated one, else the CPU. Without a CPU device, which only a
+    /// build that loads libraries can lack, nothing can be computed, and that is the error.
+    pub fn best_device(&self) -> Result<Device, LlamaError> {
         let all = self.all();
         let rank = |d: &Device| match d.kind() {
             DeviceKind::Gpu => 0,
@@ -88,12 +107,15 @@ impl Backend {
             DeviceKind::Cpu => 3,
             DeviceKind::Accelerator => 4,
         };
-        all.iter().min_by_key(|&d| rank(d)).cloned().expect("every build of ggml has a CPU device")
+        if !all.iter().any(|device| device.kind() == DeviceKind::Cpu) {
+            return Err(no_cpu());
+        }
+        Ok(all.iter().min_by_key(|&d| rank(d)).cloned().expect("at least the CPU"))
     }
 
     /// Every RPC device, then every GPU of this machine, or the integrated ones where it has no other: what llama.cpp
-    /// divides a model over unless it is told. The CPU where there is none of these.
-    pub fn all_devices(&self) -> Vec<Device> {
+    /// divides a model over unless it is told. The CPU where there is none of these; errors as [`Backend::best_device`].
+    pub fn all_devices(&self) -> Result<Vec<Device>, LlamaError> {
         let all = self.all();
         let of = |kind: DeviceKind| all.iter().filter(move |device| device.kind() == kind).cloned();
         let mut found: Vec<Device> = of(DeviceKind::Rpc).collect();
@@ -109,7 +131,7 @@ impl Backend {
         if !found.iter().any(|device| device.kind() == DeviceKind::Gpu) {
             found.extend(of(DeviceKind::IntegratedGpu).take(1));
         }
-        if found.is_empty() { vec![self.best_device()] } else { found }
+        if found.is_empty() { self.best_device().map(|best| vec![best]) } else { Ok(found) }
     }
 
     /// The devices of the RPC server at `host:port`, at least one. A server that has failed since is asked anew, and its
@@ -245,18 +267,9 @@ fn register(session: &Session) -> Result<Vec<RawDevice>, String> {
     }
 }
 
-#[cfg(feature = "dynamic-backends")]
-fn load_libraries() {
-    if let Some(folder) = sys::BACKENDS_DIR.and_then(|dir| CString::new(dir).ok()) {
-        // SAFETY: the folder is a C string; ggml skips what is not there.
-        unsafe { sys::ggml_backend_load_all_from_path(folder.as_ptr()) };
-    }
-    // SAFETY: looks beside the program and in the working folder; already loaded backends are skipped.
-    unsafe { sys::ggml_backend_load_all() };
+fn no_cpu() -> LlamaError {
+    LlamaError::NoCpu { places: libraries::places() }
 }
-
-#[cfg(not(feature = "dynamic-backends"))]
-fn load_libraries() {}
 
 fn parse_endpoint(endpoint: &str) -> Result<(), String> {
     match endpoint.rsplit_once(':') {
@@ -287,7 +300,7 @@ mod tests {
 
     #[test]
     fn all_devices_are_some_and_each_once() {
-        let all = Backend::init().all_devices();
+        let all = Backend::init().all_devices().expect("a CPU");
         assert!(!all.is_empty());
         assert!(all.iter().enumerate().all(|(at, device)| !all[..at].contains(device)), "{all:?}");
     }

@@ -90,6 +90,15 @@ pub enum LlamaError {
         /// Names of the devices there are.
         known: String,
     },
+    /// A build that loads ggml's backends found none for the CPU, without which nothing can be computed.
+    #[error(
+        "no library of ggml that computes on this CPU (libggml-cpu*.so) is in {places}: copy those of the build there, or \
+         name their folder with GGML_BACKEND_DIR"
+    )]
+    NoCpu {
+        /// The folders that were looked in.
+        places: String,
+    },
     /// The build has no RPC backend.
     #[error("this build has no RPC backend: build with GGML_RPC=ON in the environment")]
     NoRpc,

@@ -18,7 +18,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let backend = Backend::init();
-//! let device: Device = backend.best_device();
+//! let device: Device = backend.best_device()?;
 //! let cpu_moe = if device.kind() == DeviceKind::Cpu { CpuMoe::None } else { CpuMoe::First(4) };
 //! let model =
 //!     Model::load(&backend, "model.gguf", &ModelParams { device: Some(device), cpu_moe, ..ModelParams::default() })?;
