@@ -6,7 +6,7 @@
 #   bash tests/peers/nginx.sh PATH/TO/llama-server [MODEL]
 #
 # Both sides have WORKERS (2) workers of one thread each (eldr PREFILL prefill workers beside them, as many, which take turns with
-# them), SLOTS (8) sequences a worker, no flash attention, no prefix cache and the same requests. No more workers than cores: threads that wait for one another spin each other down. Needs nginx, and the program that
+# them), SLOTS (8) sequences a worker, flash attention as FLASH says (off), no prefix cache and the same requests. No more workers than cores: threads that wait for one another spin each other down. Needs nginx, and the program that
 # batched_bench.sh tells how to install. WORKLOADS ("mixed one"), CLIENTS ("16"), ROUNDS (5) and SCALE (1): see side_by_side.py. Run it
 # on a quiet machine. ELDR_ARGS are more options of `eldr serve`. PADDLER is the program of Paddler 1.0.0 (`cargo install paddler
 # --version 1.0.0 --locked`; the crate of 3.1.2 has no program), if it is to be compared. That side has not been run yet.
@@ -23,6 +23,7 @@ eldr="${ELDR:-$TARGET/release/eldr}"
 workers="${WORKERS:-2}"
 prefill="${PREFILL:-$workers}"
 slots="${SLOTS:-8}"
+flash="${FLASH:-off}"
 ctx=1024
 read -r -a our_args <<<"${ELDR_ARGS:-}"
 have nginx || install_packages nginx
@@ -31,7 +32,7 @@ upstream="" their_pids="" their_ports=()
 for _ in $(seq "$workers"); do
     port="$(free_port)"
     LD_LIBRARY_PATH="$(dirname "$peer")" "$peer" -m "$model" --host 127.0.0.1 --port "$port" -t 1 -tb 1 -np "$slots" \
-        -c "$((ctx * slots))" -fa off --no-kv-unified --cache-ram 0 >"$work/theirs.$port.out" 2>&1 &
+        -c "$((ctx * slots))" -fa "$flash" --no-kv-unified --cache-ram 0 >"$work/theirs.$port.out" 2>&1 &
     pids+=("$!")
     their_pids="$their_pids${their_pids:+,}$!"
     their_ports+=("$port")
@@ -77,7 +78,7 @@ CONF
 pids+=("$!")
 ours="$(free_port)"
 "$eldr" serve -m "$model" --port "$ours" --threads 1 --prefill "$prefill" --decode "$workers" --slots "$slots" --ctx "$ctx" \
-    --flash-attn off --prefix-cache off "${our_args[@]}" >"$work/ours.out" 2>&1 &
+    --flash-attn "$flash" --prefix-cache off "${our_args[@]}" >"$work/ours.out" 2>&1 &
 our_pid=$!
 pids+=("$our_pid")
 sides=("nginx round_robin=http://127.0.0.1:$turns=$their_pids" "nginx least_conn=http://127.0.0.1:$least=$their_pids")
