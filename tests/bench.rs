@@ -9,6 +9,7 @@ use eldr::{
     calibrate::{CalibrationParams, fit},
     engine::{EngineConfig, LoadedModel, PrefixBudget, RecordPrompt, WorkerList, record, write_calibration},
     route::PolicyKind,
+    sim::{DecodeCost, DeviceCost, HandoffCost, PrefillCost},
 };
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data");
@@ -66,6 +67,7 @@ fn params(clock: Clock, decode: u32, calibration: Option<PathBuf>) -> BenchParam
         output_tokens: None,
         warmup: 0.2,
         count_experts: true,
+        charge: None,
         config: EngineConfig { calibration, ..config(decode) },
     }
 }
@@ -101,7 +103,7 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
     // What its steps took can be simulated with.
     let cost = one.cost.unwrap();
     assert_eq!(cost.problem(), None);
-    assert!(cost.decode.step(4 * 6, 1, 100) > 0.0 && cost.prefill.step(128) > 0.0 && cost.handoff.per_token > 0.0);
+    assert!(cost.decode.step(4 * 6, 1, 100) > 0.0 && cost.prefill.step(128, 0) > 0.0 && cost.handoff.per_token > 0.0);
     let real = BenchParams { policies: balancers, concurrency: Some(9), ..params(Clock::Real, 2, None) };
     let real = run(&real, &mut |_| {}).unwrap();
     assert_eq!(hashes(&real), virtual_hashes);
@@ -111,6 +113,34 @@ fn outputs_are_the_same_under_every_policy_clock_and_worker_count() {
     let file = dir.path().join("bench.json");
     fs::write(&file, &json).unwrap();
     assert_eq!(serde_json::from_str::<BenchReport>(&json).unwrap().runs.len(), report.runs.len());
+}
+
+#[test]
+fn steps_that_take_what_costs_say_take_it_every_time() {
+    let mut charged = BenchParams {
+        policies: vec![PolicyKind::LeastLoaded, PolicyKind::MarginalCost],
+        charge: Some(cost()),
+        concurrency: Some(6),
+        ..params(Clock::Virtual, 2, None)
+    };
+    charged.config.prefix_cache = PrefixBudget::Off;
+    let (one, other) = (run(&charged, &mut |_| {}).unwrap(), run(&charged, &mut |_| {}).unwrap());
+    for (one, other) in one.runs.iter().zip(&other.runs) {
+        assert_eq!((one.tpot_ms, one.ttft_ms, one.batch), (other.tpot_ms, other.ttft_ms, other.batch));
+        assert!(one.experts_distinct.is_some() && one.tpot_ms.unwrap().p50 > 100.0, "{one:?}");
+    }
+    assert_eq!(hashes(&one).len(), 1, "what steps take changes no text");
+    assert!(one.limits.is_empty(), "nothing was timed that could be compared with the memory");
+}
+
+/// Slower than any machine that runs this.
+fn cost() -> DeviceCost {
+    DeviceCost {
+        source: "planted".to_owned(),
+        decode: DecodeCost { fixed: 100.0, per_expert: 1.0, per_token: 5.0, per_kv_token: 0.0 },
+        prefill: PrefillCost { fixed: 10.0, per_token: 1.0, per_kv_token: 0.0 },
+        handoff: HandoffCost::default(),
+    }
 }
 
 /// Symptom: requests of one token, which end in their prefill, were in no number of the report.

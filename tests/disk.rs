@@ -257,6 +257,7 @@ fn a_folder_that_can_not_be_written_is_read() {
     tier.put(prefix(2, 40, 10_000));
     assert!(tier.has(&tokens(2, 40), &[1]), "nothing is copied out in vain");
     assert_eq!(tier.stats().n_files, 1);
+    assert!(DiskTier::check(dir).is_ok(), "what is there can be read");
 }
 
 /// Nobody can make a file there, not even the administrator.
@@ -268,6 +269,19 @@ fn a_folder_where_no_file_can_be_made_is_told() {
     assert!(stats.problem.as_ref().is_some_and(|problem| problem.contains("can not be written")), "{stats:?}");
     let tier = open(Path::new("/proc/self/no/such/folder"), 1 << 20);
     assert!(tier.stats().problem.is_some(), "{:?}", tier.stats());
+}
+
+// Symptom: `--cache-dir /proc/x` was found out when the model was loaded and the first prefix was to be written.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_that_would_be_of_no_use_is_found_before_it_is_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(DiskTier::check(&dir.path().join("new/deep")).is_ok());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+    for path in ["/proc/eldr/x", "/proc/self", "/proc/version"] {
+        let error = DiskTier::check(Path::new(path)).unwrap_err().to_string();
+        assert!(error.contains(path), "{error}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use eldr::{
     engine::{Engine, EngineError, EngineParts, EngineWorker, Permits, StreamEvent},
     refit::RefitConfig,
     route::{LeastLoaded, LocalityBand, LocalityBandParams, Reason},
-    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig},
+    schedule::{DispatchLimits, FakeModel, FakeRunner, Fault, PrefixConfig, SubmitParams},
     types::{FinishReason, MoeShape, Request, SamplingParams, Token, WorkerId},
 };
 use ndarray::Array2;
@@ -101,6 +101,20 @@ fn what_a_prompt_begins_with_is_not_computed_again_and_the_client_hears_it() {
     let stats = engine.stats().cache;
     assert_eq!((stats.n_prompt_tokens, stats.n_cached_tokens), (80 + 80 + 73, 78 + 64));
     assert_eq!((stats.n_block_hits, stats.n_block_misses, stats.n_fallbacks), (3 + 2, 3 + 1, 0));
+}
+
+// Symptom: `cache_prompt: false` of llama-server's clients, who want a whole prompt's time, was not heard.
+#[test]
+fn a_fresh_request_computes_its_whole_prompt_and_others_find_it() {
+    let engine = engine_with(&[vec![]], 4, DispatchLimits::default());
+    let long = Request { prompt: (0..80).map(|i| 1 + i % 40).collect(), ..request(3, 5) };
+    let cached = |fresh| {
+        let params = SubmitParams { fresh, ..SubmitParams::default() };
+        let completion = engine.submit_with(long.clone(), params).unwrap().collect().unwrap();
+        assert_eq!(completion.tokens, expected(&long));
+        completion.usage.cached_tokens
+    };
+    assert_eq!([true, false, true, true, false].map(cached), [0, 78, 0, 0, 78]);
 }
 
 #[test]

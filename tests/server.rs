@@ -144,6 +144,29 @@ fn a_chat_goes_through_the_template() {
     assert_eq!(reply.events()[0]["choices"][0]["delta"]["role"], "assistant");
 }
 
+// Symptom: llama-server's `n_probs` and `timings_per_token` were taken, and neither probabilities nor times came.
+#[test]
+fn what_llama_servers_fields_ask_for_comes() {
+    let world = World::start();
+    let body = json!({"prompt": "Once", "seed": 5, "max_tokens": 3, "ignore_eos": true, "n_probs": 1});
+    let reply = world.post("/v1/completions", &body).json();
+    assert_eq!(reply["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len), Some(3), "{reply}");
+    let chat =
+        json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": true, "n_probs": 1});
+    let reply = world.post("/v1/chat/completions", &chat).json();
+    assert_eq!(reply["choices"][0]["logprobs"]["content"].as_array().map(Vec::len), Some(3), "{reply}");
+    let mut body = json!({"prompt": "Once", "seed": 5, "max_tokens": 3, "ignore_eos": true, "stream": true});
+    let timed = |body: &Value| {
+        let events = world.post("/v1/completions", body).events();
+        let parts = events.iter().filter(|event| event["choices"][0]["finish_reason"].is_null());
+        parts.map(|event| event["timings"]["predicted_n"].as_u64()).collect::<Vec<_>>()
+    };
+    assert!(timed(&body).iter().all(Option::is_none));
+    body["timings_per_token"] = true.into();
+    let times = timed(&body);
+    assert!(!times.is_empty() && times.iter().all(Option::is_some) && times.is_sorted(), "{times:?}");
+}
+
 #[test]
 fn tokens_come_back_as_text() {
     let world = World::start();

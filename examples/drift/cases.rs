@@ -246,7 +246,7 @@ impl Serving<'_> {
         let ms = |x: f64| x * STEP_MS;
         let decode =
             DecodeCost { fixed: ms(fixed), per_expert: ms(per_expert), per_token: ms(per_token), per_kv_token: 0.0 };
-        let prefill = PrefillCost { fixed: ms(0.2), per_token: 0.0 };
+        let prefill = PrefillCost { fixed: ms(0.2), per_token: 0.0, per_kv_token: 0.0 };
         let handoff = HandoffCost { fixed: ms(HANDOFF), per_token: 0.0 };
         DeviceCost { source: "as the replays".into(), decode, prefill, handoff }
     }

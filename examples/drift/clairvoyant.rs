@@ -6,12 +6,11 @@ use std::{
 };
 
 use eldr::{
-    route::{Decision, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, WorkerView},
+    route::{Decision, PolicyLayer, RouteError, RoutePolicy, RouteRequest, WorkerView},
     signature::ExpertCounts,
     trace::Trace,
-    types::{RequestId, WorkerId},
+    types::WorkerId,
 };
-use ndarray::Array2;
 
 /// Decode counts by prefill counts, which are as good as a name.
 pub struct Future(HashMap<Vec<u32>, ExpertCounts>);
@@ -43,7 +42,15 @@ impl Clairvoyant {
     }
 }
 
-impl RoutePolicy for Clairvoyant {
+impl PolicyLayer for Clairvoyant {
+    fn inner(&self) -> &dyn RoutePolicy {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn RoutePolicy {
+        &mut *self.inner
+    }
+
     fn name(&self) -> &'static str {
         "clairvoyant"
     }
@@ -52,40 +59,12 @@ impl RoutePolicy for Clairvoyant {
         self.inner.select(&Self::told(&self.future, request), workers)
     }
 
-    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
-        self.inner.set_centroids(centroids)
-    }
-
     fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
         self.inner.cost(&Self::told(&self.future, request), workers)
     }
 
     fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
         self.inner.placed(&Self::told(&self.future, request), worker);
-    }
-
-    fn left(&mut self, id: RequestId, worker: WorkerId) {
-        self.inner.left(id, worker);
-    }
-
-    fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
-        self.inner.stepped(worker, n_batch, time);
-    }
-
-    fn feedback(&self) -> u32 {
-        self.inner.feedback()
-    }
-
-    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
-        self.inner.picked(id, worker, experts);
-    }
-
-    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
-        self.inner.relief(workers, stall)
-    }
-
-    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
-        self.inner.moved(id, n_tokens, from, to);
     }
 }
 
@@ -111,9 +90,13 @@ pub struct Watched {
     pub seen: Arc<Mutex<Seen>>,
 }
 
-impl RoutePolicy for Watched {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+impl PolicyLayer for Watched {
+    fn inner(&self) -> &dyn RoutePolicy {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn RoutePolicy {
+        &mut *self.inner
     }
 
     fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {
@@ -125,22 +108,6 @@ impl RoutePolicy for Watched {
             seen.changes.push((n_steps, n_workers));
         }
         self.inner.select(request, workers)
-    }
-
-    fn set_centroids(&mut self, centroids: &Arc<Array2<f32>>) -> Result<(), RouteBuildError> {
-        self.inner.set_centroids(centroids)
-    }
-
-    fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
-        self.inner.cost(request, workers)
-    }
-
-    fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
-        self.inner.placed(request, worker);
-    }
-
-    fn left(&mut self, id: RequestId, worker: WorkerId) {
-        self.inner.left(id, worker);
     }
 
     fn stepped(&mut self, worker: WorkerId, n_batch: u32, time: f64) {
@@ -157,21 +124,5 @@ impl RoutePolicy for Watched {
         seen.steps.push((n_batch, time));
         drop(seen);
         self.inner.stepped(worker, n_batch, time);
-    }
-
-    fn feedback(&self) -> u32 {
-        self.inner.feedback()
-    }
-
-    fn picked(&mut self, id: RequestId, worker: WorkerId, experts: &[u32]) {
-        self.inner.picked(id, worker, experts);
-    }
-
-    fn relief(&mut self, workers: &[WorkerView], stall: f64) -> Option<Relief> {
-        self.inner.relief(workers, stall)
-    }
-
-    fn moved(&mut self, id: RequestId, n_tokens: u32, from: WorkerId, to: WorkerId) {
-        self.inner.moved(id, n_tokens, from, to);
     }
 }

@@ -29,15 +29,16 @@ struct Chunk {
 }
 
 impl PrefillMemo {
-    /// The tokens and milliseconds of every chunk computed, for prompts cut every `chunk` tokens; in order of both.
-    pub fn timings(&self, chunk: u32) -> Vec<(u32, f64)> {
+    /// First position, tokens and milliseconds of every chunk computed, for prompts cut every `chunk` tokens; in order.
+    pub fn timings(&self, chunk: u32) -> Vec<(u32, u32, f64)> {
         let known = self.0.lock();
         let of = |((tokens, _), one): (&Key, &Chunk)| {
             let n = tokens.len() as u32;
-            (n - (n.max(1) - 1) / chunk * chunk, one.took.as_secs_f64() * 1e3)
+            let pos = (n.max(1) - 1) / chunk * chunk;
+            (pos, n - pos, one.took.as_secs_f64() * 1e3)
         };
-        let mut timings: Vec<(u32, f64)> = known.iter().map(of).collect();
-        timings.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mut timings: Vec<(u32, u32, f64)> = known.iter().map(of).collect();
+        timings.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
         timings
     }
 

@@ -3,6 +3,7 @@
 //! Never decides where a request goes, and never rounds in a policy's favour.
 
 mod bandwidth;
+mod charged;
 pub mod chart;
 mod environment;
 mod error;
@@ -26,6 +27,7 @@ mod virtual_clock;
 pub mod workload;
 
 pub use bandwidth::read_bandwidth;
+pub use charged::ChargedRunner;
 pub use environment::Environment;
 pub use error::BenchError;
 pub use least_squares::{LeastSquares, least_squares};

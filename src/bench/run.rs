@@ -7,8 +7,8 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     bench::{
-        BenchError, BenchReport, BenchRequest, CalibrationInfo, Clock, Environment, Limit, ModelInfo, PickStore,
-        PrefillMemo, Probe, REPORT_VERSION, StepSample, Stopwatch, Timeline,
+        BenchError, BenchReport, BenchRequest, CalibrationInfo, ChargedRunner, Clock, Environment, Limit, ModelInfo,
+        PickStore, PrefillMemo, Probe, REPORT_VERSION, StepSample, Stopwatch, Timeline,
         real_clock::run_real,
         virtual_clock::{Durations, VirtualOutcome, VirtualRun, Worker},
         workload::{self, Arrivals},
@@ -21,7 +21,10 @@ use crate::{
     metrics::RunSummary,
     refit::{RefitConfig, RefitStats, Refitter},
     route::PolicyKind,
-    schedule::{CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, PrefillWorker, PrefixStore, WorkerEvent},
+    schedule::{
+        CacheStats, DecodeWorker, DispatchLimits, Dispatcher, Job, ModelRunner, PrefillWorker, PrefixStore, WorkerEvent,
+    },
+    sim::DeviceCost,
     types::{RequestId, WorkerId},
 };
 use notes::expert_note;
@@ -60,6 +63,8 @@ pub struct BenchParams {
     pub warmup: f64,
     /// Count distinct experts in a second run of each policy.
     pub count_experts: bool,
+    /// On the virtual clock, let every step take what these costs say: it is computed, and not timed.
+    pub charge: Option<DeviceCost>,
     /// The workers.
     pub config: EngineConfig,
 }
@@ -81,10 +86,11 @@ pub struct Progress {
 ///
 /// Each policy is timed with no tap on the decode steps. With `count_experts`, distinct experts come from a second run
 /// with a tap: on the virtual clock it follows the first's schedule step for step, and its picks count for every
-/// policy whose outputs are equal; on the real clock each policy has a counting run of its own.
+/// policy whose outputs are equal; on the real clock each policy has a counting run of its own. Steps that take what costs
+/// say are tapped at once.
 pub fn run(params: &BenchParams, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport, BenchError> {
     let mut bench = Bench::open(params)?;
-    if params.count_experts {
+    if params.count_experts && params.charge.is_none() {
         bench.measure_memory();
     }
     if params.clock == Clock::Virtual && !bench.keeps_prefixes() {
@@ -168,6 +174,15 @@ impl<'a> Bench<'a> {
         let count = self.params.count_experts && self.model.moe_shape().is_some();
         let mut hear = |counting, n_done| progress(Progress { policy, counting, n_done, n_requests });
         let timeline = match self.params.clock {
+            Clock::Virtual if self.params.charge.is_some() => {
+                let mut picks = PickStore::default();
+                let measure = Durations::Measure(Vec::new());
+                let VirtualOutcome { timeline, refit, cache, .. } =
+                    self.run_virtual(Some(&mut picks), measure, &mut |n| hear(false, n))?;
+                self.refits.extend(refit.map(|stats| (policy, stats)));
+                self.caches.push((policy, cache));
+                timeline
+            }
             Clock::Virtual => {
                 let measure = Durations::Measure(Vec::new());
                 let VirtualOutcome { mut timeline, durations, refit, cache } =
@@ -198,7 +213,7 @@ impl<'a> Bench<'a> {
             self.handoffs_ms += timeline.handoffs_ms();
         }
         let bytes = self.step_bytes();
-        let limit = bytes.and_then(|bytes| {
+        let limit = bytes.filter(|_| self.params.charge.is_none()).and_then(|bytes| {
             Limit::of(policy.name(), &timeline.step_samples(), &bytes, self.environment.read_gb_per_s)
         });
         self.limits.extend(limit);
@@ -279,7 +294,11 @@ impl<'a> Bench<'a> {
 
     /// For the virtual clock, which runs one step at a time in this thread.
     fn stopwatch(&self) -> Stopwatch {
-        if self.model.computes_in_the_callers_thread() { Stopwatch::Thread } else { Stopwatch::Wall }
+        match () {
+            () if self.params.charge.is_some() => Stopwatch::Charged,
+            () if self.model.computes_in_the_callers_thread() => Stopwatch::Thread,
+            () => Stopwatch::Wall,
+        }
     }
 
     fn run_engine(&mut self, tap: bool, progress: &mut dyn FnMut(usize)) -> Result<Timeline, BenchError> {
@@ -301,12 +320,20 @@ impl<'a> Bench<'a> {
         Ok(timeline)
     }
 
+    /// The runner, on a device with the given costs if there are any.
+    fn charged(&self, runner: Box<dyn ModelRunner>) -> Box<dyn ModelRunner> {
+        match self.params.charge.clone().filter(|_| self.params.clock == Clock::Virtual) {
+            Some(cost) => Box::new(ChargedRunner::new(cost, runner)),
+            None => runner,
+        }
+    }
+
     /// Fresh workers and a fresh policy, watched by the probe. Every policy's prefill counts the same layers, so that
     /// no policy's prompts are cheaper.
     fn parts(&self, tap: bool, probe: &Probe) -> Result<EngineParts, BenchError> {
         let watch = |mut workers: Vec<EngineWorker>| -> Vec<EngineWorker> {
             let watched = workers.drain(..).enumerate().map(|(index, worker)| EngineWorker {
-                runner: probe.watch(WorkerId(index as u32), worker.runner),
+                runner: probe.watch(WorkerId(index as u32), self.charged(worker.runner)),
                 ..worker
             });
             watched.collect()

@@ -1,6 +1,19 @@
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 use cpu_time::ThreadTime;
+
+thread_local! {
+    /// What this thread's calls were charged in all.
+    static CHARGED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Lets what the calling thread does take so much longer, for a [`Stopwatch::Charged`].
+pub(super) fn charge(took: Duration) {
+    CHARGED.set(CHARGED.get() + took);
+}
 
 /// How a bench times what it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +23,8 @@ pub enum Stopwatch {
     /// By the calling thread's CPU time, which other programs on the machine do not lengthen. Only for what runs in that
     /// thread from beginning to end and never waits.
     Thread,
+    /// By what the calling thread was charged ([`crate::bench::ChargedRunner`]), the same on every machine.
+    Charged,
 }
 
 /// A [`Stopwatch`] that runs.
@@ -19,6 +34,8 @@ pub enum Running {
     Wall(Instant),
     /// Since then in this thread.
     Thread(ThreadTime),
+    /// Since this thread had been charged so much.
+    Charged(Duration),
 }
 
 impl Stopwatch {
@@ -27,6 +44,7 @@ impl Stopwatch {
         match self {
             Self::Wall => Running::Wall(Instant::now()),
             Self::Thread => Running::Thread(ThreadTime::now()),
+            Self::Charged => Running::Charged(CHARGED.get()),
         }
     }
 }
@@ -37,6 +55,7 @@ impl Running {
         match self {
             Self::Wall(start) => start.elapsed(),
             Self::Thread(start) => start.elapsed(),
+            Self::Charged(start) => CHARGED.get().saturating_sub(start),
         }
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! Never sets a default of its own: what is not given is the configuration's.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::{
     Args,
@@ -13,10 +17,10 @@ use eldr::{
         EngineConfig, EngineError, FlashAttention, KvFormat, PrefixBudget, WorkerList, read_calibration, threads_alone,
     },
     refit::RefitConfig,
-    route::PolicyKind,
+    route::{PolicyKind, StepTime},
 };
 
-use super::error::CliError;
+use super::{cost::read_cost, error::CliError};
 
 /// Which model, and how it is loaded and run.
 #[derive(Debug, Clone, Args)]
@@ -146,6 +150,14 @@ pub struct RouteArgs {
     /// Let the calibration's centroids follow the traffic; on where the policy is auto
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     refit: Option<bool>,
+    /// What steps take here, as `eldr bench --fit FILE` writes it: the marginal cost begins with it instead of learning it from nothing
+    #[arg(long, value_name = "FILE", value_parser = step_time)]
+    step_cost: Option<StepTime>,
+}
+
+/// Reads what steps take.
+fn step_time(path: &str) -> Result<StepTime, String> {
+    read_cost(Path::new(path)).map(|cost| cost.step_time()).map_err(|error| error.message)
 }
 
 /// How the width of the locality band is found.
@@ -278,6 +290,7 @@ impl RouteArgs {
         put(&mut config.min_band, self.min_band);
         let refits = self.refit.unwrap_or(is_auto && self.calibration.is_some());
         config.refit = refits.then(RefitConfig::default);
+        config.step_time = self.step_cost;
     }
 
     /// What was asked for and changes nothing under the policy that routes, each in a sentence.
@@ -289,11 +302,13 @@ impl RouteArgs {
         };
         let tau = self.tau.and_then(TauChoice::fixed).is_some() && !has_band;
         let refit = self.refit == Some(true) && !refits;
+        let cost = self.step_cost.is_some() && policy != PolicyKind::MarginalCost.name();
         let band = "which has no locality band";
         [
             tau.then(|| format!("--tau changes nothing: {why}, {band}")),
             (self.min_band.is_some() && !has_band).then(|| format!("--min-band changes nothing: {why}, {band}")),
             refit.then(|| format!("--refit changes nothing: {why}, which moves no centroids")),
+            cost.then(|| format!("--step-cost changes nothing: {why}, which does not predict steps")),
             (policy == PolicyKind::Domain.name()).then(|| {
                 "policy domain goes by the labels of a workload, which requests do not have here: they are routed by \
                  load"

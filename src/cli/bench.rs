@@ -22,6 +22,7 @@ use eldr::{
 
 use super::{
     args::{ModelArgs, RouteArgs, WorkerArgs, calibrated_workers, switch},
+    cost::read_cost,
     error::{CliError, Kind},
     model::shipped_or,
     output::{Output, note},
@@ -29,6 +30,11 @@ use super::{
     sweep::{self, Sweep},
     usage,
 };
+
+/// Repeats beyond these narrow no interval.
+const MOST_REPEATS: u32 = 1000;
+/// Each is held in memory, prompt and times.
+const MOST_REQUESTS: usize = 1_000_000;
 
 /// Decode workers without a calibration that says how many.
 const N_DECODE: u32 = 8;
@@ -50,6 +56,9 @@ pub struct BenchArgs {
     /// Write there what the steps of this bench took, for `eldr simulate`; --fit measures more sizes of batches
     #[arg(long, value_name = "OUT", conflicts_with_all = ["sweep", "repeats", "fit", "no_count"])]
     cost: Option<PathBuf>,
+    /// Let every step take what this file of --fit, --cost or by hand says, instead of timing it: the same on every machine
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["fit", "cost", "no_count"])]
+    charge: Option<PathBuf>,
     /// Compare several values of rate, workers, slots, concurrency or tau, such as rate=1,2,4; may be repeated
     #[arg(long, value_name = "NAME=VALUES", conflicts_with_all = ["json", "svg"])]
     sweep: Vec<Sweep>,
@@ -142,12 +151,15 @@ impl BenchArgs {
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let mut params = self.params()?;
         self.check_labels(&mut params.policies)?;
-        sweep::check(&self.sweep, &params.policies)?;
+        sweep::check(&self.sweep, &params)?;
         self.check_outputs(&params.model)?;
         self.model.add_rpc(&params.config)?;
         if self.cost.is_some() && (params.clock == Clock::Real || params.config.prefix_cache != PrefixBudget::Off) {
             let why = "--cost needs steps timed one at a time: leave out --clock real and --prefix-cache";
             return Err(CliError::usage(why));
+        }
+        if params.charge.is_some() && params.clock == Clock::Real {
+            return Err(CliError::usage("--charge is for the virtual clock: leave out --clock real"));
         }
         if self.fit.is_none() {
             self.workers.unused(params.policies.iter().map(|kind| kind.name())).iter().for_each(|unused| note(unused));
@@ -185,6 +197,8 @@ impl BenchArgs {
         usage::at_least_one("--requests", self.requests)?;
         usage::at_least_one("--concurrency", self.concurrency)?;
         usage::at_least_one("--repeats", self.repeats)?;
+        usage::at_most("--repeats", self.repeats, MOST_REPEATS)?;
+        usage::at_most("--requests", self.requests, MOST_REQUESTS)?;
         usage::must("--warmup", Some(self.warmup), |share| (0.0..1.0).contains(&share), "0 or more and below 1")?;
         usage::temperature(Some(self.temperature))?;
         Ok(BenchParams {
@@ -202,6 +216,7 @@ impl BenchArgs {
             output_tokens: self.output_tokens,
             warmup: self.warmup,
             count_experts: !self.no_count.unwrap_or(false),
+            charge: self.charge.as_deref().map(read_cost).transpose()?,
             config,
         })
     }
@@ -367,11 +382,31 @@ mod tests {
             ("--rate 0", "--rate: the rate is 0 requests a second, which must be a finite number above 0"),
             ("--rate inf", "--rate: the rate is inf"),
             ("--slots 0", "slots"),
+            // Symptom: a typing error ran for ever, or ended the process for want of memory.
+            ("--repeats 4000000000", "--repeats is 4000000000, which must be at most 1000"),
+            ("--requests 18446744073709551615", "--requests is 18446744073709551615, which must be at most 1000000"),
+            ("--cache-ram 17592186044416 --prefix-cache on", "cache memory must be at most"),
+            ("--max-handoffs 18446744073709551615", "hand-offs that wait must be at most"),
         ] {
             let flags = flags.replacen(" -1", "=-1", 1);
             let error = args(&format!("-m m.gguf {flags}")).params().expect_err(want);
             assert!(error.message.contains(want), "{flags}: {}", error.message);
         }
+    }
+
+    // Symptom: the last run of a sweep began after hours and was refused, or was to have a billion workers.
+    #[test]
+    fn a_sweep_with_a_run_that_can_not_start_is_refused_at_the_start() {
+        let refused = |flags: &str| {
+            let args = args(&format!("-m m.gguf {flags}"));
+            let checked = sweep::check(&args.sweep, &args.params().expect("valid"));
+            checked.err().map(|error| error.message)
+        };
+        assert_eq!(refused("--sweep slots=4,8 --sweep workers=1,2"), None);
+        assert!(
+            refused("--sweep slots=4,1000").expect("refused").contains("slots must be between 1 and 255, not 1000")
+        );
+        assert!(refused("--sweep workers=2,1e9").expect("refused").contains("at most 1024"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod answering;
 mod args;
 mod bench;
 mod calibrate;
+mod cost;
 mod doctor;
 mod error;
 mod inflate;

@@ -46,6 +46,12 @@ impl ReportArgs {
         for (_, path) in self.outputs() {
             check_output(path, &inputs).map_err(CliError::usage)?;
         }
+        if let Some(path) = self.twice() {
+            let path = path.display();
+            return Err(CliError::usage(format!(
+                "{path} is given twice, and its rows would count as repeats: leave one out"
+            )));
+        }
         let rows = self.read()?;
         let tables = markdown(&rows);
         let charts = self.svg.as_ref().map(|path| (path, svg(&rows)));
@@ -68,6 +74,13 @@ impl ReportArgs {
             None => {}
         }
         output.json(&rows)
+    }
+
+    /// A file of rows that another one is, by whatever name.
+    fn twice(&self) -> Option<&Path> {
+        let files: Vec<Option<PathBuf>> = self.rows.iter().map(|path| path.canonicalize().ok()).collect();
+        let again = (1..files.len()).find(|&at| files[at].is_some() && files[..at].contains(&files[at]))?;
+        Some(&self.rows[again])
     }
 
     /// The rows of all files, one after another; the first file's environment.

@@ -84,6 +84,7 @@ impl ServeArgs {
         let server_config = self.server_config()?;
         // What is made for a check goes with it, also where the check fails.
         let _made = self.check.then(|| Made::by_opening([&config.cache_dir, &server_config.request_log]));
+        self.try_log()?;
         let template = self.chat_template_file.as_deref().map(template).transpose()?;
         let (path, loaded) = self.answer.model.load(&config)?;
         let card = self.card(&path, &loaded, template);
@@ -143,6 +144,14 @@ impl ServeArgs {
             _ => "every request is answered; good-bye",
         });
         Ok(())
+    }
+
+    /// Opens the request log as the server will, and leaves nothing behind.
+    fn try_log(&self) -> Result<(), CliError> {
+        let Some(path) = &self.request_log else { return Ok(()) };
+        let _made = Made::by_opening([&self.request_log]);
+        let opened = fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map(drop).map_err(|error| ServerError::RequestLog(path.clone(), error).into())
     }
 
     /// The files it writes, each with its option.

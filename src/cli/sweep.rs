@@ -21,7 +21,7 @@ use eldr::{
 use serde_json::{Value, json};
 
 use super::{
-    error::CliError,
+    error::{CliError, Kind},
     lists::Many,
     output::{Output, columns},
     progress,
@@ -85,8 +85,17 @@ impl Sweep {
     }
 }
 
-/// Refuses sweeps in which runs would be alike: a setting that is swept twice, or that no policy heeds.
-pub fn check(sweeps: &[Sweep], policies: &[PolicyKind]) -> Result<(), CliError> {
+/// Refuses sweeps in which runs would be alike: a setting that is swept twice, or that no policy heeds; and such as have a
+/// run in them that can not start.
+pub fn check(sweeps: &[Sweep], params: &BenchParams) -> Result<(), CliError> {
+    apart(sweeps, &params.policies)?;
+    for (params, _) in points(params, sweeps) {
+        params.config.check().map_err(|problems| CliError::problems(Kind::Usage, &problems))?;
+    }
+    Ok(())
+}
+
+fn apart(sweeps: &[Sweep], policies: &[PolicyKind]) -> Result<(), CliError> {
     let twice =
         sweeps.iter().enumerate().find(|(at, sweep)| sweeps[..*at].iter().any(|other| other.name == sweep.name));
     if let Some((_, Sweep { name, .. })) = twice {
@@ -130,7 +139,7 @@ pub fn sweep(params: &BenchParams, sweeps: &[Sweep], repeats: u32) -> Result<Row
     for repeat in 0..repeats {
         for (params, setting) in &points {
             let mut params = params.clone();
-            params.seed += u64::from(repeat);
+            params.seed = params.seed.wrapping_add(u64::from(repeat));
             let mut setting = setting.clone();
             setting.insert("repeat".to_owned(), json!(repeat));
             let report = watched(&params, |params, hear| bench::run(params, hear))?;
@@ -216,9 +225,10 @@ fn shown_fit(fit: &CostFit, path: &Path) -> Vec<String> {
         fit.n_steps.1
     ));
     lines.push(format!(
-        "a prefill step takes {:.4} ms + {:.5} x tokens; mean error {:.1}%, 95% within {:.1}%",
+        "a prefill step takes {:.4} ms + {:.5} x tokens + {:.3e} x tokens of context; mean error {:.1}%, 95% within {:.1}%",
         fit.cost.prefill.fixed,
         fit.cost.prefill.per_token,
+        fit.cost.prefill.per_kv_token,
         fit.prefill_error.0 * 100.0,
         fit.prefill_error.1 * 100.0
     ));
@@ -286,7 +296,7 @@ mod tests {
     #[test]
     fn a_sweep_that_compares_nothing_is_refused() {
         let sweeps = |texts: &[&str]| texts.iter().map(|text| text.parse().expect(text)).collect::<Vec<Sweep>>();
-        let refused = |texts, kinds: &[PolicyKind]| check(&sweeps(texts), kinds).err().map(|error| error.message);
+        let refused = |texts, kinds: &[PolicyKind]| apart(&sweeps(texts), kinds).err().map(|error| error.message);
         let tau = &["tau=0.1,0.2"][..];
         let told = refused(tau, &[PolicyKind::RoundRobin, PolicyKind::MarginalCost]).expect("refused");
         assert!(

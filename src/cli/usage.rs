@@ -113,6 +113,21 @@ pub fn at_least_one<T: Copy + Default + PartialEq>(flag: &str, given: Option<T>)
     }
 }
 
+/// Refuses more of something than can end or fit in memory, which is a typing error: `--flag is N, which must be ..`.
+pub fn at_most<T: Copy + PartialOrd + std::fmt::Display>(
+    flag: &str,
+    given: Option<T>,
+    most: T,
+) -> Result<(), CliError> {
+    match given {
+        Some(number) if number > most => {
+            let why = "so that it ends and fits in memory";
+            Err(CliError::usage(format!("{flag} is {number}, which must be at most {most}, {why}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Whether it is a temperature: what the verbs that draw tokens take.
 pub fn temperature(given: Option<f32>) -> Result<(), CliError> {
     must("--temperature", given, |t| t.is_finite() && t >= 0.0, "a finite number, 0 or more")
@@ -210,5 +225,8 @@ mod tests {
             assert_eq!(refused(Some(given)), Err(want));
         }
         assert!(at_least_one("--requests", Some(0u32)).is_err() && at_least_one("--requests", Some(1u32)).is_ok());
+        let many = at_most("--repeats", Some(1001), 1000).expect_err("too many").message;
+        assert_eq!(many, "--repeats is 1001, which must be at most 1000, so that it ends and fits in memory");
+        assert!(at_most("--repeats", Some(1000), 1000).is_ok() && at_most("--repeats", None, 1000).is_ok());
     }
 }

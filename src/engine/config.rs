@@ -3,9 +3,12 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::{EngineError, PrefixBudget, WorkerList, placement::overlap},
+    engine::{
+        EngineError, PrefixBudget, WorkerList,
+        placement::{MAX_WORKERS, overlap},
+    },
     refit::RefitConfig,
-    route::PolicyKind,
+    route::{PolicyKind, StepTime},
     schedule::DispatchLimits,
     types::shown,
 };
@@ -145,6 +148,8 @@ pub struct EngineConfig {
     pub refit: Option<RefitConfig>,
     /// One decode step in so many is tapped and tells the marginal cost what its sequences really pick; none is if 0.
     pub feedback: u32,
+    /// What decode steps take, for the marginal cost to begin with; none lets it learn that from the first steps on.
+    pub step_time: Option<StepTime>,
     /// Seed of the policies that draw.
     pub seed: u64,
     /// The workload's domains, for the `domain` oracle.
@@ -185,12 +190,17 @@ impl Default for EngineConfig {
             min_band: 1,
             refit: None,
             feedback: 0,
+            step_time: None,
             seed: 0,
             domains: Vec::new(),
             limits: DispatchLimits::default(),
         }
     }
 }
+
+/// More than any machine holds: a pebibyte.
+const MOST_MIB: u64 = 1 << 30;
+const MOST_HANDOFFS: usize = 1 << 20;
 
 impl EngineConfig {
     /// Every number that can not work, each in a sentence; nothing if all can.
@@ -203,6 +213,10 @@ impl EngineConfig {
         };
         rule(self.prefill.n_workers() > 0, "there are zero prefill workers; ask for at least one");
         rule(self.decode.n_workers() > 0, "there are zero decode workers; ask for at least one");
+        for (kind, workers) in [("prefill", &self.prefill), ("decode", &self.decode)] {
+            let n = workers.n_workers();
+            rule(n <= MAX_WORKERS as usize, &format!("there are {n} {kind} workers; ask for at most {MAX_WORKERS}"));
+        }
         let most = 256 - u32::from(self.exact);
         rule(
             (1..=most).contains(&self.n_slots),
@@ -219,6 +233,13 @@ impl EngineConfig {
         rule(self.limits.age_bound > 0, "the age bound must be at least 1, which is everybody in turn");
         rule(self.limits.max_queue > 0, "the queue must hold at least 1 request");
         rule(self.limits.max_prefill > 0, "a prefill worker must be given at least 1 request at a time");
+        rule(
+            self.limits.max_handoffs <= MOST_HANDOFFS,
+            &format!("hand-offs that wait must be at most {MOST_HANDOFFS}: each holds its keys and values in memory"),
+        );
+        for (what, mib) in [("memory", self.cache_ram_mib), ("disk", self.cache_disk_mib)] {
+            rule(mib <= MOST_MIB, &format!("cache {what} must be at most {MOST_MIB} MiB, not {mib}"));
+        }
         let deadline = (1..=3600).contains(&self.rpc_deadline.as_secs());
         rule(deadline, "the deadline of RPC servers must be between 1 and 3600 seconds");
         let keeps = self.prefix_cache != PrefixBudget::Off;
@@ -271,6 +292,19 @@ mod tests {
         let short = RefitConfig { max_signatures: 3, ..RefitConfig::default() };
         let wrong = EngineConfig { refit: Some(short), ..refit(PolicyKind::LocalityBand) };
         assert!(wrong.problems()[0].contains("keeps 3 signatures"), "{:?}", wrong.problems());
+    }
+
+    // Symptom: 2^44 MiB of cache memory were none, since their bytes passed 64 bits.
+    #[test]
+    fn what_no_machine_holds_is_refused() {
+        let mut wrong = EngineConfig { cache_ram_mib: 1 << 44, cache_disk_mib: u64::MAX, ..EngineConfig::default() };
+        wrong.limits.max_handoffs = usize::MAX;
+        let problems = wrong.problems();
+        assert_eq!(problems.len(), 3, "{problems:?}");
+        assert!(
+            problems[1].contains("cache memory must be at most 1073741824 MiB, not 17592186044416"),
+            "{problems:?}"
+        );
     }
 
     // Symptom: a folder of 0 MiB was taken, and every prefix was thrown away without a word.

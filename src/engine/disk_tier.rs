@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     engine::{
-        EngineError,
+        EngineError, check_folder,
         disk_file::{self, Fingerprint},
     },
     schedule::{PrefixStore, StoredMatch, StoredPrefix, covers, has_layers, n_usable},
@@ -91,17 +91,33 @@ struct State {
     told: Option<String>,
 }
 
+fn check_is_folder(path: &Path) -> Result<(), EngineError> {
+    if path.exists() && !path.is_dir() {
+        let path = path.display();
+        let why = format!("the prefix cache {path} is not a folder; name one, or a name that is free");
+        return Err(EngineError::Config(why));
+    }
+    Ok(())
+}
+
 impl DiskTier {
+    /// Checks that a tier at `path` would be of use, and leaves nothing there. Errors: `path` is no folder, or prefixes can
+    /// be neither written there nor, since there are none, read.
+    pub fn check(path: &Path) -> Result<(), EngineError> {
+        check_is_folder(path)?;
+        match check_folder(path) {
+            Err(error) if !folder::has_prefixes(path) => {
+                Err(EngineError::Config(format!("prefixes can not be kept in the cache folder: {error}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Opens `path`, which is made if it is not there, for prefixes that depend on what `fingerprint` says, at most
     /// `max_bytes` of them: where there are more, those that were not used for longest go now. Files there that can not be used are told of and left alone; a folder that can not be written
     /// is read only, and told of too. Errors: `path` is no folder, or a thread can not be started.
     pub fn open(path: &Path, fingerprint: Fingerprint, max_bytes: u64) -> Result<Self, EngineError> {
-        if path.exists() && !path.is_dir() {
-            return Err(EngineError::Config(format!(
-                "the prefix cache {} is not a folder; name one, or a name that is free",
-                path.display()
-            )));
-        }
+        check_is_folder(path)?;
         let made = std::fs::create_dir_all(path);
         let folder = Folder::new(path, &fingerprint);
         let state = State { folder, n_pending: 0, stats: DiskStats::default(), told: None };

@@ -142,7 +142,7 @@ pub use ram_tier::RamTier;
 #[cfg(feature = "llama")]
 pub use record::{DEFAULT_BLOCK, record, record_trace};
 pub use recorder::{PromptRows, RecordPrompt, RecordSummary, Recorder, TapRunner};
-pub use replace::{OutputError, check_output, replace_file, replace_files};
+pub use replace::{OutputError, check_folder, check_output, replace_file, replace_files};
 pub use residents::{PolicyBuilder, Resident};
 pub use restore_rates::RestoreRates;
 pub use rpc_front::RpcFront;

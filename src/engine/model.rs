@@ -36,6 +36,7 @@ impl LoadedModel {
     /// Checks the configuration, and what it takes against what is free, and loads the file once for each device it names.
     pub fn load(path: &Path, config: &EngineConfig) -> Result<Self, EngineError> {
         config.check()?;
+        config.cache_dir.as_deref().map_or(Ok(()), DiskTier::check)?;
         let sharing = Sharing::of(config)?;
         // A small file that is mapped takes no memory to speak of, and is needed in any case.
         let early = (!sharing.on_device && config.use_mmap && is_small(path))
@@ -355,6 +356,7 @@ impl LoadedModel {
             domains: config.domains.clone(),
             shape: self.moe_shape().cloned(),
             marginal: MarginalCostParams { feedback: config.feedback, ..MarginalCostParams::default() },
+            step_time: config.step_time,
         }
     }
 

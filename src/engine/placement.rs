@@ -120,7 +120,7 @@ pub(super) fn overlap(prefill: &WorkerList, decode: &WorkerList) -> Vec<String> 
 }
 
 /// Most workers of one kind: more is a typing error.
-const MAX_WORKERS: u32 = 1024;
+pub(super) const MAX_WORKERS: u32 = 1024;
 
 impl FromStr for WorkerList {
     type Err = EngineError;

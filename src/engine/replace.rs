@@ -69,6 +69,19 @@ pub fn check_output(path: &Path, inputs: &[&Path]) -> Result<PathBuf, OutputErro
     Ok(target)
 }
 
+/// Checks that files can be made in the folder `path`, or in one that can be made there, by making and removing both.
+pub fn check_folder(path: &Path) -> Result<(), OutputError> {
+    let missing = path.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    let missing: Vec<&Path> = missing.collect();
+    let file = part_of(&path.join("eldr"));
+    let made = fs::create_dir_all(path).and_then(|()| File::create(&file)).and_then(|_| fs::remove_file(&file));
+    for folder in missing {
+        // Somebody else may have put something there meanwhile.
+        let _ = fs::remove_dir(folder);
+    }
+    made.map_err(|source| OutputError::Unwritable { path: path.into(), source })
+}
+
 /// Writes `bytes` to `path`, or to the file it links to. What was there is replaced in one step, once the new file is
 /// whole and on disk, and keeps its permissions; after an error it is as it was.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -274,6 +287,21 @@ mod tests {
             (b"1".to_vec(), b"2".to_vec())
         );
         assert_eq!(names(dir.path()), ["folder", "new", "old"]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_is_tried_and_nothing_is_left_there() {
+        let dir = tempfile::tempdir().expect("a folder");
+        fs::write(dir.path().join("file"), "mine").expect("written");
+        for good in ["", "new", "new/deep/er"] {
+            check_folder(&dir.path().join(good)).expect("writable");
+        }
+        for bad in [dir.path().join("file"), dir.path().join("file/x"), "/proc/eldr/x".into(), "/proc/self".into()] {
+            let error = check_folder(&bad).expect_err("refused").to_string();
+            assert!(error.starts_with(&format!("cannot write {}: ", bad.display())), "{error}");
+        }
+        assert_eq!(names(dir.path()), ["file"]);
     }
 
     #[cfg(target_os = "linux")]

@@ -34,7 +34,7 @@ pub type PolicyBuilder = Box<dyn Fn(PolicyKind) -> Result<Box<dyn RoutePolicy>, 
 /// let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
 /// let request = Request { prompt: vec![1, 2, 3], max_tokens: 1000, sampling, domain: None, deadline: None };
 /// // Before others in the queue, and by a policy of its own.
-/// let how = SubmitParams { priority: Priority::High, policy: Some(PolicyKind::RoundRobin) };
+/// let how = SubmitParams { priority: Priority::High, policy: Some(PolicyKind::RoundRobin), ..SubmitParams::default() };
 /// let mut stream = engine.submit_with(request, how)?;
 /// while let Some(event) = stream.next() {
 ///     if let StreamEvent::Routed { decision, .. } = event {

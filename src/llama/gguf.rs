@@ -5,17 +5,18 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
-    ffi::{CStr, CString},
-    fs::{self, File},
-    io::{self, Read},
     path::{Path, PathBuf},
-    ptr::{self, NonNull},
 };
 
 use llama_cpp_sys_2 as sys;
 use sha2::{Digest, Sha256};
 
-use super::{error::LlamaError, facts, guard, logging, plausible};
+use super::{
+    error::LlamaError,
+    facts,
+    gguf_file::{Array, GgufFile, Value as Typed},
+    plausible,
+};
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,18 +71,18 @@ impl Header {
     /// or merged copy of a model has the same digest. An inflated model has that of its source.
     pub fn read(path: &Path) -> Result<Self, LlamaError> {
         let mut digest = Sha256::new();
-        let first = Part::open(path)?;
-        let values = first.values(Some(&mut digest));
+        let first = GgufFile::read(path)?;
+        let values = values(&first, &mut digest);
         if !matches!(values.get("general.architecture"), Some(Value::Text(arch)) if !arch.is_empty()) {
             return Err(LlamaError::NoArchitecture { path: path.to_owned() });
         }
-        let damaged = facts::contradiction(&values).or_else(|| first.repeated_token(&values));
+        let damaged = facts::contradiction(&values).or_else(|| repeated_token(&first, &values));
         if let Some(reason) = damaged {
             return Err(LlamaError::Inconsistent { path: path.to_owned(), reason });
         }
-        let mut tensors = first.tensors()?;
+        let mut tensors: Vec<Tensor> = table(&first).collect();
         for part in other_parts(path, &values) {
-            tensors.extend(Part::open(&part)?.tensors()?);
+            tensors.extend(table(&GgufFile::read(&part)?));
         }
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some(Value::Text(arch)) = values.get("general.architecture")
@@ -155,258 +156,153 @@ fn hash_bytes(digest: &mut Sha256, bytes: &[u8]) {
     digest.update(bytes);
 }
 
-/// One file, opened by ggml. It owns the `gguf_context`.
-struct Part {
-    raw: NonNull<sys::gguf_context>,
-    path: PathBuf,
-    file_bytes: u64,
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        // SAFETY: the context is ours and is not used again.
-        unsafe { sys::gguf_free(self.raw.as_ptr()) };
-    }
-}
-
-impl Part {
-    fn open(path: &Path) -> Result<Self, LlamaError> {
-        let file_bytes = check_file(path)?;
-        let c_path = c_path(path)?;
-        let mut raw = ptr::null_mut();
-        logging::clear_errors();
-        // SAFETY: the path is a C string and the place for the context outlives the call.
-        guard::call(|message, size| unsafe {
-            guard::eldr_guard_gguf_open(c_path.as_ptr(), &raw mut raw, message, size)
-        })
-        .map_err(|e| LlamaError::BadHeader { path: path.to_owned(), reason: e.to_string() })?;
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| LlamaError::BadHeader { path: path.to_owned(), reason: logging::take_reason() })?;
-        Ok(Self { raw, path: path.to_owned(), file_bytes })
-    }
-
-    fn tensors(&self) -> Result<Vec<Tensor>, LlamaError> {
-        let gguf = self.raw.as_ptr();
-        // SAFETY: the context is open.
-        let n = unsafe { sys::gguf_get_n_tensors(gguf) };
-        // SAFETY: the context is open.
-        let data = unsafe { sys::gguf_get_data_offset(gguf) } as u64;
-        let mut end = data;
-        let mut tensors = Vec::with_capacity(usize::try_from(n).unwrap_or(0));
-        for id in 0..n {
-            // SAFETY: the id is below the number of tensors.
-            let name = unsafe { sys::gguf_get_tensor_name(gguf, id) };
-            // SAFETY: a C string the context owns.
-            let name = unsafe { guard::text(name) };
-            // SAFETY: the id is below the number of tensors.
-            let type_ = unsafe { sys::gguf_get_tensor_type(gguf, id) };
-            // SAFETY: the id is below the number of tensors.
-            let bytes = unsafe { sys::gguf_get_tensor_size(gguf, id) } as u64;
-            // SAFETY: the id is below the number of tensors.
-            let offset = unsafe { sys::gguf_get_tensor_offset(gguf, id) } as u64;
-            // SAFETY: the id is below the number of tensors.
-            let shape = unsafe { sys::gguf_get_tensor_ne(gguf, id) };
-            // SAFETY: ggml keeps GGML_MAX_DIMS = 4 lengths a tensor, in the context.
-            let shape = unsafe { shape.cast::<[i64; 4]>().read() };
-            end = end.max(data.saturating_add(offset).saturating_add(bytes));
-            tensors.push(Tensor { name, type_, shape, bytes });
-        }
-        if end > self.file_bytes {
-            return Err(LlamaError::Truncated { path: self.path.clone(), need: end, have: self.file_bytes });
-        }
-        Ok(tensors)
-    }
-
-    fn values(&self, mut digest: Option<&mut Sha256>) -> BTreeMap<String, Value> {
-        let gguf = self.raw.as_ptr();
-        // SAFETY: the context is open.
-        let n = unsafe { sys::gguf_get_n_kv(gguf) };
-        let mut keys: Vec<(String, i64)> = (0..n)
-            .map(|id| {
-                // SAFETY: the id is below the number of keys.
-                let key = unsafe { sys::gguf_get_key(gguf, id) };
-                // SAFETY: a C string the context owns.
-                (unsafe { guard::text(key) }, id)
-            })
-            .collect();
-        keys.sort();
-        let mut values = BTreeMap::new();
-        for (key, id) in keys {
-            let digest = digest.as_deref_mut().filter(|_| is_identity(&key));
-            let value = self.value(&key, id, digest);
-            values.insert(key, value);
-        }
-        values
-    }
-
-    /// Reads one value; with `digest`, hashes its key, type and bytes.
-    fn value(&self, key: &str, id: i64, mut digest: Option<&mut Sha256>) -> Value {
-        let gguf = self.raw.as_ptr();
-        // SAFETY: the id is below the number of keys.
-        let type_ = unsafe { sys::gguf_get_kv_type(gguf, id) };
-        if let Some(digest) = digest.as_deref_mut() {
+/// Every value by its key; those that say what the model computes are hashed, in the order of the keys.
+fn values(file: &GgufFile, digest: &mut Sha256) -> BTreeMap<String, Value> {
+    let mut keys = file.keys();
+    keys.sort();
+    let mut values = BTreeMap::new();
+    for key in keys {
+        let Some(value) = file.value(&key) else { continue };
+        if is_identity(&key) {
             hash_bytes(digest, key.as_bytes());
-            digest.update(type_.to_le_bytes());
+            hash_value(digest, &value);
         }
-        match type_ {
-            sys::GGUF_TYPE_STRING => {
-                // SAFETY: the key holds a string.
-                let text = unsafe { sys::gguf_get_val_str(gguf, id) };
-                // SAFETY: a C string the context owns.
-                let text = unsafe { guard::text(text) };
-                if let Some(digest) = digest {
-                    hash_bytes(digest, text.as_bytes());
-                }
-                Value::Text(text)
-            }
-            sys::GGUF_TYPE_ARRAY => self.array(id, digest),
-            _ => {
-                // SAFETY: the key holds a scalar.
-                let data = unsafe { sys::gguf_get_val_data(gguf, id) };
-                // SAFETY: ggml keeps a scalar's bytes, as many as its type has, in the context.
-                let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), width(type_)) };
-                if let Some(digest) = digest {
-                    hash_bytes(digest, bytes);
-                }
-                scalar(type_, bytes)
-            }
-        }
+        values.insert(key, Value::from(value));
     }
+    values
+}
 
-    /// The first token that occurs twice, over which llama.cpp ends the process (llama-vocab.cpp, `load`).
-    fn repeated_token(&self, values: &BTreeMap<String, Value>) -> Option<String> {
-        let key = c"tokenizer.ggml.tokens";
-        let name = key.to_str().ok()?;
-        let Value::Array { kind, len, .. } = values.get(name)? else { return None };
-        let unread =
-            matches!(values.get("tokenizer.ggml.model"), Some(Value::Text(t)) if t == "no_vocab" || t == "none");
-        if kind != "str" || unread {
-            return None;
-        }
-        let gguf = self.raw.as_ptr();
-        // SAFETY: the context is open and the key a C string.
-        let id = unsafe { sys::gguf_find_key(gguf, key.as_ptr()) };
-        let mut seen = HashMap::with_capacity(*len);
-        for i in 0..*len {
-            // SAFETY: the key holds an array of `len` strings.
-            let token = unsafe { sys::gguf_get_arr_str(gguf, id, i) };
-            // SAFETY: a C string that lives as long as the context.
-            let token = unsafe { CStr::from_ptr(token) }.to_bytes();
-            // The loader names empty tokens so.
-            let token =
-                if token.is_empty() { format!("[EMPTY_{i}]").into_bytes().into() } else { Cow::Borrowed(token) };
-            if let Some(first) = seen.get(&token) {
-                return Some(format!("tokens {first} and {i} of {name} are both \"{}\"", token.escape_ascii()));
-            }
-            seen.insert(token, i);
-        }
-        None
-    }
+fn table(file: &GgufFile) -> impl Iterator<Item = Tensor> {
+    file.tensors().iter().map(|info| Tensor {
+        name: info.name.clone(),
+        type_: info.ttype.0,
+        shape: info.shape.map(u64::cast_signed),
+        bytes: info.n_bytes,
+    })
+}
 
-    fn array(&self, id: i64, digest: Option<&mut Sha256>) -> Value {
-        let gguf = self.raw.as_ptr();
-        // SAFETY: the key holds an array.
-        let type_ = unsafe { sys::gguf_get_arr_type(gguf, id) };
-        // SAFETY: the key holds an array.
-        let len = unsafe { sys::gguf_get_arr_n(gguf, id) };
-        // SAFETY: no precondition; null for a type that does not exist.
-        let kind = unsafe { sys::gguf_type_name(type_) };
-        // SAFETY: ggml read an array of this type, so it has a name, a static C string.
-        let kind = unsafe { guard::text(kind) };
-        let mut ints = Vec::new();
-        if type_ == sys::GGUF_TYPE_STRING {
-            if let Some(digest) = digest {
-                digest.update((len as u64).to_le_bytes());
-                for i in 0..len {
-                    // SAFETY: the key holds an array of `len` strings.
-                    let text = unsafe { sys::gguf_get_arr_str(gguf, id, i) };
-                    // SAFETY: a C string the context owns.
-                    hash_bytes(digest, unsafe { guard::text(text) }.as_bytes());
-                }
-            }
-        } else if len > 0 {
-            // SAFETY: the key holds an array of scalars.
-            let data = unsafe { sys::gguf_get_arr_data(gguf, id) };
-            let width = width(type_);
-            // SAFETY: ggml keeps the array's `len` values of this width, packed, in the context.
-            let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len * width) };
-            if let Some(digest) = digest {
-                hash_bytes(digest, bytes);
-            }
-            if len <= LONGEST_KEPT {
-                ints = bytes.chunks_exact(width).filter_map(|b| whole(&scalar(type_, b))).collect();
-            }
-        }
-        Value::Array { kind, len, ints }
+/// The first token that occurs twice, over which llama.cpp ends the process (llama-vocab.cpp, `load`).
+fn repeated_token(file: &GgufFile, values: &BTreeMap<String, Value>) -> Option<String> {
+    let key = c"tokenizer.ggml.tokens";
+    if matches!(values.get("tokenizer.ggml.model"), Some(Value::Text(t)) if t == "no_vocab" || t == "none") {
+        return None;
     }
+    let tokens = file.strings(key)?;
+    let mut seen = HashMap::with_capacity(tokens.len());
+    for (i, token) in tokens.into_iter().enumerate() {
+        // The loader names empty tokens so.
+        let token = if token.is_empty() { format!("[EMPTY_{i}]").into_bytes().into() } else { Cow::Borrowed(token) };
+        if let Some(first) = seen.get(&token) {
+            let (token, name) = (token.escape_ascii(), key.to_string_lossy());
+            return Some(format!("tokens {first} and {i} of {name} are both \"{token}\""));
+        }
+        seen.insert(token, i);
+    }
+    None
 }
 
 fn is_identity(key: &str) -> bool {
     key == "general.architecture" || !(key.starts_with("general.") || key.starts_with("split."))
 }
 
-fn whole(value: &Value) -> Option<i64> {
+/// Hashes a value's type and bytes.
+fn hash_value(digest: &mut Sha256, value: &Typed) {
+    let mut number = |type_: sys::gguf_type, bytes: &[u8]| {
+        digest.update(type_.to_le_bytes());
+        hash_bytes(digest, bytes);
+    };
     match value {
-        Value::Unsigned(n) => i64::try_from(*n).ok(),
-        Value::Signed(n) => Some(*n),
-        _ => None,
-    }
-}
-
-/// Bytes of a scalar (gguf.h, `gguf_type`).
-fn width(type_: sys::gguf_type) -> usize {
-    match type_ {
-        sys::GGUF_TYPE_UINT8 | sys::GGUF_TYPE_INT8 | sys::GGUF_TYPE_BOOL => 1,
-        sys::GGUF_TYPE_UINT16 | sys::GGUF_TYPE_INT16 => 2,
-        sys::GGUF_TYPE_UINT32 | sys::GGUF_TYPE_INT32 | sys::GGUF_TYPE_FLOAT32 => 4,
-        sys::GGUF_TYPE_UINT64 | sys::GGUF_TYPE_INT64 | sys::GGUF_TYPE_FLOAT64 => 8,
-        _ => unreachable!("ggml read a GGUF value of type {type_}"),
-    }
-}
-
-/// A scalar from its bytes. GGUF is little-endian, and so is every host llama.cpp loads it on.
-fn scalar(type_: sys::gguf_type, bytes: &[u8]) -> Value {
-    let mut wide = [0; 8];
-    wide[..bytes.len()].copy_from_slice(bytes);
-    let unsigned = u64::from_le_bytes(wide);
-    let unused = 64 - 8 * bytes.len() as u32;
-    let signed = unsigned.cast_signed() << unused >> unused;
-    match type_ {
-        sys::GGUF_TYPE_BOOL => Value::Bool(unsigned != 0),
-        sys::GGUF_TYPE_FLOAT32 => Value::Float(f64::from(f32::from_bits(unsigned as u32))),
-        sys::GGUF_TYPE_FLOAT64 => Value::Float(f64::from_bits(unsigned)),
-        sys::GGUF_TYPE_INT8 | sys::GGUF_TYPE_INT16 | sys::GGUF_TYPE_INT32 | sys::GGUF_TYPE_INT64 => {
-            Value::Signed(signed)
+        Typed::U8(n) => number(sys::GGUF_TYPE_UINT8, &n.to_le_bytes()),
+        Typed::I8(n) => number(sys::GGUF_TYPE_INT8, &n.to_le_bytes()),
+        Typed::U16(n) => number(sys::GGUF_TYPE_UINT16, &n.to_le_bytes()),
+        Typed::I16(n) => number(sys::GGUF_TYPE_INT16, &n.to_le_bytes()),
+        Typed::U32(n) => number(sys::GGUF_TYPE_UINT32, &n.to_le_bytes()),
+        Typed::I32(n) => number(sys::GGUF_TYPE_INT32, &n.to_le_bytes()),
+        Typed::U64(n) => number(sys::GGUF_TYPE_UINT64, &n.to_le_bytes()),
+        Typed::I64(n) => number(sys::GGUF_TYPE_INT64, &n.to_le_bytes()),
+        Typed::F32(x) => number(sys::GGUF_TYPE_FLOAT32, &x.to_le_bytes()),
+        Typed::F64(x) => number(sys::GGUF_TYPE_FLOAT64, &x.to_le_bytes()),
+        Typed::Bool(b) => number(sys::GGUF_TYPE_BOOL, &[u8::from(*b)]),
+        Typed::Str(text) => number(sys::GGUF_TYPE_STRING, text.as_bytes()),
+        Typed::Array(array) => {
+            digest.update(sys::GGUF_TYPE_ARRAY.to_le_bytes());
+            hash_array(digest, array);
         }
-        _ => Value::Unsigned(unsigned),
     }
 }
 
-/// Checks what can be checked without ggml; gives the file's length.
-fn check_file(path: &Path) -> Result<u64, LlamaError> {
-    let unreadable = |e: io::Error| LlamaError::Unreadable { path: path.to_owned(), reason: e.to_string() };
-    let facts = fs::metadata(path).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => LlamaError::NotFound { path: path.to_owned() },
-        _ => unreadable(e),
-    })?;
-    if !facts.is_file() {
-        return Err(LlamaError::NotAFile { path: path.to_owned() });
+fn hash_array(digest: &mut Sha256, array: &Array) {
+    macro_rules! bytes {
+        ($numbers:expr) => {
+            $numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+        };
     }
-    let mut magic = Vec::new();
-    File::open(path).and_then(|file| file.take(4).read_to_end(&mut magic)).map_err(unreadable)?;
-    if magic != b"GGUF" {
-        let found = if magic.is_empty() { "nothing".to_owned() } else { format!("\"{}\"", magic.escape_ascii()) };
-        return Err(LlamaError::NotGguf { path: path.to_owned(), found });
+    let bytes: Vec<u8> = match array {
+        Array::Str(texts) => {
+            digest.update((texts.len() as u64).to_le_bytes());
+            return texts.iter().for_each(|text| hash_bytes(digest, text.as_bytes()));
+        }
+        Array::U8(numbers) => bytes!(numbers),
+        Array::I8(numbers) => bytes!(numbers),
+        Array::U16(numbers) => bytes!(numbers),
+        Array::I16(numbers) => bytes!(numbers),
+        Array::U32(numbers) => bytes!(numbers),
+        Array::I32(numbers) => bytes!(numbers),
+        Array::U64(numbers) => bytes!(numbers),
+        Array::I64(numbers) => bytes!(numbers),
+        Array::F32(numbers) => bytes!(numbers),
+        Array::F64(numbers) => bytes!(numbers),
+        Array::Bool(flags) => flags.iter().map(|&flag| u8::from(flag)).collect(),
+    };
+    if !bytes.is_empty() {
+        hash_bytes(digest, &bytes);
     }
-    Ok(facts.len())
 }
 
-pub(super) fn c_path(path: &Path) -> Result<CString, LlamaError> {
-    let bytes = path.to_str().map(str::as_bytes).ok_or_else(|| LlamaError::Unreadable {
-        path: path.to_owned(),
-        reason: "llama.cpp takes paths in UTF-8 only".to_owned(),
-    })?;
-    CString::new(bytes).map_err(|_| LlamaError::Nul { what: "the model's path" })
+impl From<Typed> for Value {
+    fn from(value: Typed) -> Self {
+        match value {
+            Typed::U8(n) => Self::Unsigned(n.into()),
+            Typed::U16(n) => Self::Unsigned(n.into()),
+            Typed::U32(n) => Self::Unsigned(n.into()),
+            Typed::U64(n) => Self::Unsigned(n),
+            Typed::I8(n) => Self::Signed(n.into()),
+            Typed::I16(n) => Self::Signed(n.into()),
+            Typed::I32(n) => Self::Signed(n.into()),
+            Typed::I64(n) => Self::Signed(n),
+            Typed::F32(x) => Self::Float(x.into()),
+            Typed::F64(x) => Self::Float(x),
+            Typed::Bool(b) => Self::Bool(b),
+            Typed::Str(text) => Self::Text(text),
+            Typed::Array(array) => Self::from(array),
+        }
+    }
+}
+
+/// How many integers an array has, and the integers if they are few.
+fn few<T: Copy>(numbers: &[T], to: impl Fn(T) -> Option<i64>) -> (usize, Vec<i64>) {
+    let kept = if numbers.len() <= LONGEST_KEPT { numbers } else { &[] };
+    (numbers.len(), kept.iter().filter_map(|&number| to(number)).collect())
+}
+
+impl From<Array> for Value {
+    fn from(array: Array) -> Self {
+        let (kind, (len, ints)) = match &array {
+            Array::U8(numbers) => ("u8", few(numbers, |n| Some(n.into()))),
+            Array::I8(numbers) => ("i8", few(numbers, |n| Some(n.into()))),
+            Array::U16(numbers) => ("u16", few(numbers, |n| Some(n.into()))),
+            Array::I16(numbers) => ("i16", few(numbers, |n| Some(n.into()))),
+            Array::U32(numbers) => ("u32", few(numbers, |n| Some(n.into()))),
+            Array::I32(numbers) => ("i32", few(numbers, |n| Some(n.into()))),
+            Array::U64(numbers) => ("u64", few(numbers, |n| n.try_into().ok())),
+            Array::I64(numbers) => ("i64", few(numbers, Some)),
+            Array::F32(numbers) => ("f32", (numbers.len(), Vec::new())),
+            Array::F64(numbers) => ("f64", (numbers.len(), Vec::new())),
+            Array::Bool(flags) => ("bool", (flags.len(), Vec::new())),
+            Array::Str(texts) => ("str", (texts.len(), Vec::new())),
+        };
+        Self::Array { kind: kind.to_owned(), len, ints }
+    }
 }
 
 #[cfg(test)]
@@ -414,12 +310,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scalars_keep_their_sign_and_width() {
-        assert_eq!(scalar(sys::GGUF_TYPE_INT8, &[0xff]), Value::Signed(-1));
-        assert_eq!(scalar(sys::GGUF_TYPE_UINT8, &[0xff]), Value::Unsigned(255));
-        assert_eq!(scalar(sys::GGUF_TYPE_INT64, &(-7i64).to_le_bytes()), Value::Signed(-7));
-        assert_eq!(scalar(sys::GGUF_TYPE_FLOAT32, &1.5f32.to_le_bytes()), Value::Float(1.5));
-        assert_eq!(scalar(sys::GGUF_TYPE_BOOL, &[1]), Value::Bool(true));
+    fn numbers_keep_their_sign_and_few_of_an_array_are_kept() {
+        assert_eq!(Value::from(Typed::I8(-1)), Value::Signed(-1));
+        assert_eq!(Value::from(Typed::U8(255)), Value::Unsigned(255));
+        assert_eq!(Value::from(Typed::F32(1.5)), Value::Float(1.5));
+        let array = |array| Value::from(Typed::Array(array));
+        let kept = |kind: &str, len, ints: &[i64]| Value::Array { kind: kind.to_owned(), len, ints: ints.to_vec() };
+        assert_eq!(array(Array::I16(vec![-7, 7])), kept("i16", 2, &[-7, 7]));
+        assert_eq!(array(Array::U64(vec![u64::MAX, 7])), kept("u64", 2, &[7]));
+        assert_eq!(array(Array::U8(vec![1; LONGEST_KEPT + 1])), kept("u8", LONGEST_KEPT + 1, &[]));
+        assert_eq!(array(Array::Str(vec!["a".to_owned()])), kept("str", 1, &[]));
+    }
+
+    // Calibrations and recordings name models by it: another reader must come to the same.
+    #[test]
+    fn the_shipped_model_has_the_digest_it_always_had() {
+        let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/tiny-moe-64x4.gguf"));
+        assert_eq!(fingerprint(model).expect("readable"), "DIGEST");
     }
 
     #[test]

@@ -19,8 +19,8 @@ use super::{
     device::{Device, DeviceKind},
     error::LlamaError,
     facts::{self, KvWidth, ModelFacts},
-    gguf::{self, Header, INFLATED_OF},
-    guard, logging,
+    gguf::{Header, INFLATED_OF},
+    gguf_file, guard, logging,
     params::KvType,
 };
 
@@ -254,7 +254,7 @@ fn load(
     device: &Device,
     overrides: &Overrides,
 ) -> Result<NonNull<sys::llama_model>, LlamaError> {
-    let c_path = gguf::c_path(path)?;
+    let c_path = gguf_file::c_path(path)?;
     let on_cpu = device.kind() == DeviceKind::Cpu;
     // An empty list means the CPU; a null pointer would mean every device there is.
     let mut devices = if on_cpu { vec![ptr::null_mut()] } else { vec![device.raw(), ptr::null_mut()] };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     route::{
         Domain, LeastLoaded, LocalityBand, LocalityBandParams, MarginalCost, MarginalCostParams, PowerOfTwo, Random,
-        RoundRobin, RouteBuildError, RoutePolicy,
+        RoundRobin, RouteBuildError, RoutePolicy, StepTime,
     },
     types::{MoeShape, shown},
 };
@@ -72,6 +72,8 @@ pub struct PolicyParams {
     pub shape: Option<MoeShape>,
     /// How the marginal cost is weighed.
     pub marginal: MarginalCostParams,
+    /// What steps take, if that is known before the first: the marginal cost else learns it from [`StepTime::preset`] on.
+    pub step_time: Option<StepTime>,
 }
 
 impl PolicyParams {
@@ -87,6 +89,7 @@ impl PolicyParams {
             domains: Vec::new(),
             shape: None,
             marginal: MarginalCostParams::default(),
+            step_time: None,
         }
     }
 }
@@ -158,7 +161,10 @@ impl PolicyKind {
                 Box::new(LocalityBand::new(centroids, params.n_workers, band)?)
             }
             Self::MarginalCost | Self::Auto => {
-                let policy = MarginalCost::new(params.shape.as_ref(), params.n_workers, params.marginal);
+                let mut policy = MarginalCost::new(params.shape.as_ref(), params.n_workers, params.marginal);
+                if let Some(known) = params.step_time {
+                    policy = policy.with_step_time(known);
+                }
                 Box::new(match &params.centroids {
                     Some(centroids) => policy.with_centroids(Arc::clone(centroids))?,
                     None => policy,

@@ -97,7 +97,7 @@ struct Record {
     policy: Option<PolicyKind>,
     /// To run; once a prefill worker is chosen, without those it holds.
     n_tokens: u64,
-    /// The blocks of its prompt.
+    /// The blocks of its prompt; none of one that is computed whatever is held of it.
     blocks: Vec<BlockName>,
     deadline: Option<Duration>,
     /// Set when the request must end wherever it is met next.
@@ -175,14 +175,14 @@ impl Dispatcher {
             place: Place::Queue,
             policy: params.policy.filter(|&kind| self.policies.lends(kind)),
             n_tokens: n_prompt as u64,
-            blocks: self.prefixes.names(&request.prompt),
+            blocks: if params.fresh { Vec::new() } else { self.prefixes.names(&request.prompt) },
             deadline: request.deadline.map(|deadline| now.saturating_add(deadline)),
             cancelled: None,
             usage: Usage { prompt_tokens: n_prompt as u32, ..Usage::default() },
         };
         let known = self.records.insert(id, record);
         assert!(known.is_none(), "request {id} submitted twice");
-        self.queue.push(Job::new(id, request), params.priority);
+        self.queue.push(Job { fresh: params.fresh, ..Job::new(id, request) }, params.priority);
         self.advance(commands);
         Ok(())
     }
@@ -434,7 +434,7 @@ impl Dispatcher {
     /// Requests that may be in prefill or waiting for a slot: those the free slots can take, and `max_handoffs` more.
     fn n_ahead(&self) -> usize {
         let free = self.decode.iter().filter(|w| w.healthy).map(|w| (w.n_slots - w.n_inflight) as usize);
-        free.sum::<usize>() + self.limits.max_handoffs
+        free.sum::<usize>().saturating_add(self.limits.max_handoffs)
     }
 
     /// A request has left the worker that held it.

@@ -16,6 +16,8 @@ pub struct Job {
     pub id: RequestId,
     /// What was asked for.
     pub request: Arc<Request>,
+    /// Its whole prompt is computed, whatever a worker holds of it.
+    pub fresh: bool,
     /// The tokens drawn so far. They survive the loss of a worker, so that the client's stream goes on unbroken.
     pub generated: Vec<Token>,
     /// Tokens of the prompt that were not computed, because a worker still held them.
@@ -31,7 +33,16 @@ pub struct Job {
 impl Job {
     /// A request that has not run yet.
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
-        Self { id, request, generated: Vec::new(), n_cached: 0, cache: CacheUse::default(), n_retries: 0, n_moves: 0 }
+        Self {
+            id,
+            request,
+            fresh: false,
+            generated: Vec::new(),
+            n_cached: 0,
+            cache: CacheUse::default(),
+            n_retries: 0,
+            n_moves: 0,
+        }
     }
 
     /// Prompt and generated tokens together.

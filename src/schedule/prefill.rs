@@ -217,7 +217,7 @@ impl PrefillWorker {
             return open.slot;
         }
         let tokens = open.job.tokens(0, open.n_prefill);
-        let place = match self.cache.begin(&tokens, runner) {
+        let place = match self.cache.begin(&tokens, open.job.fresh, runner) {
             Ok(place) => place,
             Err(error) => {
                 self.give_back(index, &error, events);

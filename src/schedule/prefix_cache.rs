@@ -83,17 +83,24 @@ impl PrefixCache {
         }
     }
 
-    /// A slot for a prompt of `tokens`, with as much of it as could be found; it is the caller's until
-    /// [`PrefixCache::end`] or [`PrefixCache::discard`]. There must be one that no prompt has. Errors: fatal ones.
-    pub(super) fn begin(&mut self, tokens: &[Token], runner: &mut dyn ModelRunner) -> Result<Place, RunError> {
+    /// A slot for a prompt of `tokens`, with as much of it as could be found, or, if it must be `fresh`, with nothing of it;
+    /// it is the caller's until [`PrefixCache::end`] or [`PrefixCache::discard`]. There must be one that no prompt has.
+    /// Errors: fatal ones.
+    pub(super) fn begin(
+        &mut self,
+        tokens: &[Token],
+        fresh: bool,
+        runner: &mut dyn ModelRunner,
+    ) -> Result<Place, RunError> {
         let n_fallbacks = self.change.stats.n_fallbacks;
-        let mut found = self.find(tokens, true);
+        let sought = if fresh { &[] } else { tokens };
+        let mut found = self.find(sought, true);
         while self.drop_changed(&found, runner)? {
-            found = self.find(tokens, false);
+            found = self.find(sought, false);
         }
         let most = (tokens.len() as u32).saturating_sub(N_ALWAYS_RUN);
         let n_reached = self.way(&found, found.n_tokens.min(most), runner).map_or(0, |_| found.n_tokens);
-        let n_restored = self.restore(tokens, n_reached, &mut found, runner)?;
+        let n_restored = self.restore(sought, n_reached, &mut found, runner)?;
         let n_found = found.n_tokens.min(most);
         let mut n_used = n_found;
         if !n_used.is_multiple_of(self.config.align) {

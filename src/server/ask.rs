@@ -11,7 +11,7 @@ use crate::{
 use super::{
     error::ApiError,
     fields::{Fields, whole, wrong_kind},
-    schema,
+    refused, samplers, schema,
 };
 
 /// Stop strings of a request at most, and bytes of each.
@@ -41,6 +41,10 @@ pub(super) struct Ask {
     pub n: usize,
     pub stream: bool,
     pub include_usage: bool,
+    /// Each part of a stream says how long it took so far.
+    pub timings_per_token: bool,
+    /// Compute the whole prompt, whatever a worker holds of it.
+    pub fresh: bool,
     /// Say how the request was routed.
     pub explain: bool,
     pub domain: Option<String>,
@@ -54,6 +58,7 @@ impl Ask {
     /// Reads the fields that completions and chat share. `seed` is taken where none is given; `policy` is the one in
     /// use.
     pub fn read(fields: &Fields<'_>, seed: u64, policy: &str, max_choices: usize) -> Result<Self, ApiError> {
+        refused::check(fields)?;
         let eldr = fields.object("eldr")?;
         eldr.as_ref().map_or(Ok(()), |eldr| eldr.only(&ELDR))?;
         let asked = eldr.as_ref().map_or(Ok(None), other_policy)?;
@@ -67,8 +72,10 @@ impl Ask {
             sampling: constrained(fields, sampling(fields, seed)?)?,
             max_tokens: max_tokens(fields)?,
             stops: stops(fields)?,
-            n: fields.whole("n", 1..=max_choices as u64)?.unwrap_or(1) as usize,
+            n: n_choices(fields, max_choices)?,
             stream,
+            timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
+            fresh: !fields.flag("cache_prompt")?.unwrap_or(true),
             include_usage: options.map_or(Ok(None), |options| options.flag("include_usage"))?.unwrap_or(false),
             explain: eldr(&|eldr| Ok(eldr.flag("explain")?.unwrap_or(false)))?,
             priority: fields.object("eldr")?.map_or(Ok(Priority::Normal), |eldr| priority(&eldr))?,
@@ -76,6 +83,17 @@ impl Ask {
             domain: fields.object("eldr")?.map_or(Ok(None), |eldr| eldr.text("domain"))?.map(str::to_owned),
         })
     }
+}
+
+/// Answers to each prompt, by OpenAI's name or llama-server's.
+fn n_choices(fields: &Fields<'_>, most: usize) -> Result<usize, ApiError> {
+    let given = |name: &str| fields.whole(name, 1..=most as u64);
+    Ok(given("n_cmpl")?.or(given("n")?).unwrap_or(1) as usize)
+}
+
+/// llama-server's way to ask how likely tokens were: for so many of the likeliest, or, for 0, not at all.
+pub(super) fn n_probs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    Ok(fields.whole("n_probs", 0..=MAX_LOGPROBS)?.filter(|&n| n > 0).map(|n| n as u32))
 }
 
 /// The policy a request asks for; `auto` is the server's own.
@@ -109,7 +127,7 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
 /// The defaults are llama-server's.
 fn sampling(fields: &Fields<'_>, seed: u64) -> Result<SamplingParams, ApiError> {
     let penalty = |name: &str| Ok(fields.number(name, -2.0..=2.0)?.unwrap_or(0.0));
-    Ok(SamplingParams {
+    let mut sampling = SamplingParams {
         temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(0.8),
         top_k: fields.whole_or("top_k", 0..=u64::from(u32::MAX), 0)?.unwrap_or(40) as u32,
         top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(0.95),
@@ -123,7 +141,9 @@ fn sampling(fields: &Fields<'_>, seed: u64) -> Result<SamplingParams, ApiError> 
         logit_bias: logit_bias(fields)?,
         grammar: fields.text("grammar")?.filter(|text| !text.is_empty()).map(Arc::from),
         n_logprobs: None,
-    })
+    };
+    samplers::apply(fields, &mut sampling)?;
+    Ok(sampling)
 }
 
 /// Holds the text to a grammar, where one of the fields that ask for that is there.
@@ -312,6 +332,19 @@ mod tests {
         assert_eq!(read(&json!({"seed": u32::MAX})).expect("valid").sampling.seed, 7);
     }
 
+    // Symptom: these fields of llama-server's were taken and nothing was done about them.
+    #[test]
+    fn the_fields_of_llama_servers_that_mean_something_here_are_read() {
+        let ask = read(&json!({"cache_prompt": false, "timings_per_token": true, "n_cmpl": 3})).expect("valid");
+        assert_eq!((ask.fresh, ask.timings_per_token, ask.n), (true, true, 3));
+        let ask = read(&json!({"cache_prompt": true})).expect("valid");
+        assert_eq!((ask.fresh, ask.timings_per_token, ask.n), (false, false, 1));
+        let probs = |body: &Value| n_probs(&Fields::of(body, "").expect("an object"));
+        assert_eq!(probs(&json!({"n_probs": 3})), Ok(Some(3)));
+        assert_eq!((probs(&json!({"n_probs": 0})), probs(&json!({}))), (Ok(None), Ok(None)));
+        assert!(probs(&json!({"n_probs": 21})).is_err());
+    }
+
     #[test]
     fn another_policy_is_read_and_the_servers_own_is_none() {
         let policy = |name: &str| read(&json!({"eldr": {"policy": name}})).expect("a policy").policy;
@@ -332,6 +365,11 @@ mod tests {
             (json!({"top_p": 1.5}), "top_p"),
             (json!({"n": 5}), "n"),
             (json!({"n": 0}), "n"),
+            (json!({"n_cmpl": 5}), "n_cmpl"),
+            (json!({"cache_prompt": 1}), "cache_prompt"),
+            (json!({"timings_per_token": "yes"}), "timings_per_token"),
+            (json!({"samplers": ["infill"]}), "samplers"),
+            (json!({"mirostat": 1}), "mirostat"),
             (json!({"max_tokens": 0}), "max_tokens"),
             (json!({"max_tokens": -2}), "max_tokens"),
             (json!({"n_predict": -1.5}), "n_predict"),

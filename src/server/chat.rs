@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     app::{App, blocking, now},
-    ask::{Ask, MAX_LOGPROBS},
+    ask::{Ask, MAX_LOGPROBS, n_probs},
     body,
     completions::log_text,
     error::ApiError,
@@ -37,7 +37,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     log_text(&app, &mut choices, chat.messages.as_ref());
     let outputs =
         (0..choices.len()).map(|index| chat.output(app.template.source(), index == 0).of(&shape.id, index)).collect();
-    let answer = Answer::new(&app, shape, choices, outputs, chat.ask.explain);
+    let answer = Answer::new(&app, shape, choices, outputs, &chat.ask);
     if chat.ask.stream { Ok(answer.stream(chat.ask.include_usage)) } else { answer.whole().await }
 }
 
@@ -48,6 +48,8 @@ struct Chat {
     /// For the request log.
     messages: Option<Value>,
     calls: Option<CallFormat>,
+    /// Calls of an answer at most.
+    max_calls: usize,
     splits_reasoning: bool,
 }
 
@@ -73,7 +75,9 @@ impl Chat {
             ask.sampling.grammar = Some(grammar.into());
         }
         let offered = Some(tools).filter(|tools| !tools.is_empty() && choice.offers());
-        let calls = offered.map(|_| format);
+        let reads_calls = fields.flag("parse_tool_calls")?.unwrap_or(true);
+        let calls = offered.filter(|_| reads_calls).map(|_| format);
+        let max_calls = if fields.flag("parallel_tool_calls")?.unwrap_or(true) { usize::MAX } else { 1 };
         let tools = offered.map(|tools| Jinja::from(tools.iter().map(to_jinja).collect::<Vec<_>>()));
         let splits_reasoning = match fields.text("reasoning_format")? {
             None | Some("auto" | "deepseek") => true,
@@ -86,11 +90,15 @@ impl Chat {
         let extra = extra(&fields)?;
         let parts = app.specials.parts(&app.template.render(messages, tools, extra)?, mark)?;
         let messages = app.config.log_text.then(|| fields.get("messages").cloned().unwrap_or_default());
-        Ok(Self { ask, parts, messages, calls, splits_reasoning })
+        Ok(Self { ask, parts, messages, calls, max_calls, splits_reasoning })
     }
 
     /// How the text of a choice is to be read.
     fn output(&self, template: &str, opens_prompt: bool) -> Output {
+        self.reader(template, opens_prompt).of_calls(self.max_calls)
+    }
+
+    fn reader(&self, template: &str, opens_prompt: bool) -> Output {
         if self.ask.sampling.grammar.is_some() {
             // A grammar leaves no room for thinking or channels, only for the call it may be of.
             return Output::tagged(None, self.calls.map(ToolParser::new), opens_prompt);
@@ -112,7 +120,7 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     if top.is_some_and(|top| top > 0) && !wanted {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only for requests with logprobs: true"));
     }
-    Ok(wanted.then_some(top.unwrap_or(0) as u32))
+    if wanted { Ok(Some(top.unwrap_or(0) as u32)) } else { n_probs(fields) }
 }
 
 /// More names for the template: `chat_template_kwargs`, as llama-server has them.

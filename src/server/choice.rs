@@ -118,6 +118,9 @@ impl App {
     ) -> Result<Choice, ApiError> {
         let mut sampling = ask.sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(j);
+        if sampling.ignore_eos {
+            forbid(&mut sampling.logit_bias, self.tokenizer().end_tokens());
+        }
         let wants_logprobs = sampling.n_logprobs.is_some();
         let room = self.engine.n_ctx_slot().saturating_sub(prompt.len() as u32).max(1);
         let request = Request {
@@ -129,7 +132,7 @@ impl App {
         };
         let now = self.engine.started().elapsed();
         let policy = ask.policy.map_or(self.engine.policy_name(), PolicyKind::name);
-        let params = SubmitParams { priority: ask.priority, policy: ask.policy };
+        let params = SubmitParams { priority: ask.priority, policy: ask.policy, fresh: ask.fresh };
         let stream = self.engine.submit_with(request, params).map_err(|error| {
             let error = ApiError::from_engine(&error, param, self.retry_after());
             self.metrics.refused(if error.status.is_server_error() { "draining" } else { "queue_full" });
@@ -261,6 +264,12 @@ impl Choice {
     }
 }
 
+/// The text goes on because no token that ends it is drawn, as llama-server has it.
+fn forbid(logit_bias: &mut Vec<(Token, f32)>, ends: &[Token]) {
+    logit_bias.retain(|(token, _)| !ends.contains(token));
+    logit_bias.extend(ends.iter().map(|&token| (token, f32::NEG_INFINITY)));
+}
+
 /// Accounts for a choice exactly once, whatever becomes of it.
 struct Ticket {
     app: Arc<App>,
@@ -292,5 +301,18 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.close("cancelled");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Symptom: with `ignore_eos` an answer had the model's ends in it and went on behind them; llama-server's has none.
+    #[test]
+    fn an_end_that_is_ignored_is_never_drawn_whatever_else_was_said_of_it() {
+        let mut bias = vec![(3, 1.0), (7, 50.0)];
+        forbid(&mut bias, &[7, 9]);
+        assert_eq!(bias, [(3, 1.0), (7, f32::NEG_INFINITY), (9, f32::NEG_INFINITY)]);
     }
 }

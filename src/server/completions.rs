@@ -10,7 +10,7 @@ use crate::types::Token;
 
 use super::{
     app::{App, now},
-    ask::{Ask, MAX_LOGPROBS},
+    ask::{Ask, MAX_LOGPROBS, n_probs},
     body,
     choice::Choice,
     error::ApiError,
@@ -26,18 +26,10 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let fields = Fields::of(&body, "")?;
     let mut ask = Ask::read(&fields, app.fresh(), app.engine.policy_name(), app.config.max_choices)?;
     ask.sampling.n_logprobs = match fields.get("logprobs") {
-        None | Some(Value::Bool(false)) => None,
+        None => n_probs(&fields)?,
+        Some(Value::Bool(false)) => None,
         Some(value) => Some(whole(value, "logprobs", 0..=MAX_LOGPROBS)? as u32),
     };
-    for name in ["suffix", "best_of", "echo"] {
-        let neutral = match fields.get(name) {
-            None | Some(Value::Bool(false)) => true,
-            Some(value) => name == "best_of" && value.as_u64() == Some(1),
-        };
-        if !neutral {
-            return Err(ApiError::invalid(name, format!("{name} is not something this server does; leave it out")));
-        }
-    }
     let prompts = prompts(&app, fields.required("prompt")?).await?;
     app.check_grammar(&ask.sampling).await?;
     let id = format!("cmpl-{:016x}", app.fresh());
@@ -45,7 +37,7 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let mut choices = app.submit(&shape.id, &prompts, &ask, "prompt")?;
     log_text(&app, &mut choices, fields.get("prompt"));
     let outputs = (0..choices.len()).map(|index| Output::plain(index % ask.n == 0)).collect();
-    let answer = Answer::new(&app, shape, choices, outputs, ask.explain);
+    let answer = Answer::new(&app, shape, choices, outputs, &ask);
     if ask.stream { Ok(answer.stream(ask.include_usage)) } else { answer.whole().await }
 }
 

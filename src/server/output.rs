@@ -46,6 +46,7 @@ impl Call {
 pub(super) struct Output {
     reader: Reader,
     n_calls: usize,
+    max_calls: usize,
     /// What sets its calls' names apart from those of others.
     name: String,
     /// The first choice of its prompt.
@@ -76,13 +77,20 @@ impl Output {
     }
 
     fn new(reader: Reader, opens_prompt: bool) -> Self {
-        Self { reader, n_calls: 0, name: String::new(), opens_prompt }
+        Self { reader, n_calls: 0, max_calls: usize::MAX, name: String::new(), opens_prompt }
     }
 
     /// Calls its calls after choice `index` of the answer `id`.
     #[must_use]
     pub fn of(mut self, id: &str, index: usize) -> Self {
         self.name = format!("{}{index}", id.rsplit('-').next().unwrap_or(id));
+        self
+    }
+
+    /// Gives so many calls at most; those behind them are left out.
+    #[must_use]
+    pub fn of_calls(mut self, max_calls: usize) -> Self {
+        self.max_calls = max_calls;
         self
     }
 
@@ -124,13 +132,16 @@ impl Output {
 
     fn number(&mut self, mut deltas: Vec<Delta>) -> Vec<Delta> {
         deltas.retain(|delta| !matches!(delta, Delta::Content(text) | Delta::Reasoning(text) if text.is_empty()));
-        for delta in &mut deltas {
-            if let Delta::Call(call) = delta {
+        deltas.retain_mut(|delta| {
+            let Delta::Call(call) = delta else { return true };
+            let is_wanted = self.n_calls < self.max_calls;
+            if is_wanted {
                 call.index = self.n_calls;
                 call.id = format!("call_{}_{}", self.name, self.n_calls);
                 self.n_calls += 1;
             }
-        }
+            is_wanted
+        });
         deltas
     }
 }
@@ -145,4 +156,28 @@ fn call_tools(parts: Vec<Delta>, tools: Option<&mut ToolParser>) -> Vec<Delta> {
         }
     }
     deltas
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tools::CallFormat, *};
+
+    // Symptom: a client that asked for one call at most (`parallel_tool_calls: false`) got all that the model wrote.
+    #[test]
+    fn calls_beyond_those_asked_for_are_left_out() {
+        let text = "<tool_call>{\"name\": \"f\"}</tool_call> <tool_call>{\"name\": \"g\"}</tool_call>";
+        let names = |most: usize| {
+            let mut output = Output::tagged(None, Some(ToolParser::new(CallFormat::Tagged)), true).of_calls(most);
+            let mut deltas = output.push(text);
+            deltas.extend(output.finish());
+            assert!(output.has_calls());
+            let calls = deltas.into_iter().map(|delta| match delta {
+                Delta::Call(call) => (call.index, call.name),
+                other => panic!("{other:?} is no call"),
+            });
+            calls.collect::<Vec<_>>()
+        };
+        let (f, g) = ((0, "f".to_owned()), (1, "g".to_owned()));
+        assert_eq!((names(usize::MAX), names(1)), (vec![f.clone(), g], vec![f]));
+    }
 }

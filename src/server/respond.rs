@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     app::App,
+    ask::Ask,
     choice::{Choice, Finish, Piece},
     error::ApiError,
     ledger::Entry,
@@ -31,6 +32,7 @@ pub(super) struct Answer {
     pieces: Pieces,
     choices: Vec<Reading>,
     explain: bool,
+    timings_per_token: bool,
 }
 
 /// What is known of a choice besides what is still to come.
@@ -42,7 +44,7 @@ struct Reading {
 
 impl Answer {
     /// `outputs` has one for each choice.
-    pub fn new(app: &Arc<App>, shape: Shape, choices: Vec<Choice>, outputs: Vec<Output>, explain: bool) -> Self {
+    pub fn new(app: &Arc<App>, shape: Shape, choices: Vec<Choice>, outputs: Vec<Output>, ask: &Ask) -> Self {
         assert_eq!(choices.len(), outputs.len(), "one reading for each choice");
         let entries = choices.iter().map(|choice| Arc::clone(choice.entry()));
         let readings = entries.zip(outputs).map(|(entry, output)| Reading { output, entry, n_chars: 0 }).collect();
@@ -51,7 +53,9 @@ impl Answer {
                 move |mut choice: Choice| async move { choice.next().await.map(|piece| ((index, piece), choice)) };
             stream::unfold(choice, next).boxed()
         });
-        Self { app: Arc::clone(app), shape, pieces: stream::select_all(streams), choices: readings, explain }
+        let (explain, timings_per_token) = (ask.explain, ask.timings_per_token);
+        let (app, pieces) = (Arc::clone(app), stream::select_all(streams));
+        Self { app, shape, pieces, choices: readings, explain, timings_per_token }
     }
 
     /// Everything at once; the first choice that fails fails the request.
@@ -133,7 +137,15 @@ impl Answer {
                     deltas.push(Delta::Content(String::new()));
                 }
                 // The tokens go with the first part of their text.
-                deltas.iter().map(|delta| self.shape.delta(index, delta, &logprobs.take())).collect()
+                let timings = self.timings_per_token.then(|| entry.timings());
+                let chunk = |delta: &Delta| {
+                    let mut chunk = self.shape.delta(index, delta, &logprobs.take());
+                    if let Some(timings) = &timings {
+                        chunk["timings"] = timings.clone();
+                    }
+                    chunk
+                };
+                deltas.iter().map(chunk).collect()
             }
             Piece::Done(finish) => {
                 let deltas = output.finish();

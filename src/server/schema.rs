@@ -1,3 +1,4 @@
+mod apart;
 mod kinds;
 #[cfg(test)]
 mod matcher;
@@ -57,7 +58,7 @@ pub(super) fn json_object() -> String {
 ///
 /// It knows `type`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `minItems`, `maxItems`,
 /// `minLength`, `maxLength`, bounds of integers and numbers (which are then written without an exponent), `anyOf`, `oneOf`
-/// (which may be several, as in `anyOf`), `allOf` of one, and `$ref` into the schema. Anything else that could make a text
+/// of schemas that no value can be two of, `allOf` of one, and `$ref` into the schema. Anything else that could make a text
 /// invalid is refused, by its path.
 pub(super) fn json_schema(schema: &Value, path: &str) -> Result<String, ApiError> {
     let mut writer = Writer::new(schema, path);
@@ -247,6 +248,15 @@ impl<'a> Writer<'a> {
         for (at, choice) in choices.iter().enumerate() {
             parts.push(self.schema(choice, &format!("{path}[{at}]"), depth + 1)?);
         }
+        if key == "oneOf"
+            && let Some((a, b)) = apart::alike(self.document, choices)
+        {
+            let why = "a type, a constant or a required property does not tell them apart; use anyOf";
+            return Err(ApiError::invalid(
+                path,
+                format!("{path} has schemas {a} and {b}, which one value may be both of: {why}"),
+            ));
+        }
         self.rule(&parts.join(" | "))
     }
 
@@ -349,6 +359,18 @@ mod tests {
         assert!(rules(&schema).starts_with("root ::= r0\nr0 ::= r3\nr1 ::= r0 | null\n"), "{}", rules(&schema));
     }
 
+    #[test]
+    fn one_of_schemas_that_are_apart_is_any_of_them() {
+        let choices = json!([{"type": "string"}, {"type": "null"}]);
+        assert_eq!(rules(&json!({ "oneOf": choices })), rules(&json!({ "anyOf": choices })));
+        let error =
+            json_schema(&json!({"oneOf": [{"type": "null"}, {}, {"type": "null"}]}), "schema").expect_err("alike");
+        assert!(
+            error.message.starts_with("schema.oneOf has schemas 0 and 1, which one value may be both of"),
+            "{error:?}"
+        );
+    }
+
     // Symptom: {"$ref": "#"} was refused as a wrong `grammar`, which the request did not have.
     #[test]
     fn a_schema_that_is_itself_before_any_text_is_refused_by_its_ref() {
@@ -408,6 +430,8 @@ mod tests {
             (json!({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}), "schema.exclusiveMaximum"),
             (json!({"properties": {}, "required": ["x"]}), "schema.required"),
             (json!({"allOf": [{}, {}]}), "schema.allOf"),
+            // Symptom: the model might write what is of both, as if anyOf had been asked for.
+            (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "schema.oneOf"),
             (json!({"anyOf": []}), "schema.anyOf"),
             (json!({"enum": []}), "schema.enum"),
             (json!({"$ref": "#/nowhere"}), "schema.$ref"),

@@ -150,7 +150,17 @@ impl ToolParser {
             // A call without its end may still have got more parameters.
             CallFormat::Xml if end != End::Closed && !body.trim_end().ends_with("</function>") => None,
             CallFormat::Xml => xml_call(body).map(|call| vec![call]).or_else(|| json_calls(&parse_json(body)?)),
-            CallFormat::Mistral => listed_calls(body).or_else(|| named_calls(body)),
+            CallFormat::Mistral => {
+                let (calls, rest) = mistral_calls(body);
+                let calls = calls.into_iter().map(Delta::Call);
+                let rest = Some(rest).filter(|rest| !rest.trim().is_empty());
+                let deltas: Vec<Delta> = calls.chain(rest.map(|rest| Delta::Content(rest.to_owned()))).collect();
+                // Without any it is all text, with its opening word.
+                if matches!(deltas[..], [Delta::Call(_), ..]) {
+                    return deltas;
+                }
+                None
+            }
         };
         let (open, close) = self.format.borders();
         let as_text = || match (close, end) {
@@ -189,10 +199,32 @@ fn json_calls(value: &Value) -> Option<Vec<Call>> {
     }
 }
 
-/// A list of calls, the bracket behind which may be cut off.
-fn listed_calls(body: &str) -> Option<Vec<Call>> {
-    let list = parse_json(body).or_else(|| parse_json(&format!("{body}]")))?;
-    json_calls(&list)
+/// The calls that are whole, and the text behind them, where one may be cut off.
+fn mistral_calls(body: &str) -> (Vec<Call>, &str) {
+    match body.trim_start().strip_prefix('[') {
+        Some(list) => listed_calls(list),
+        None => match parse_json(body).and_then(|value| json_calls(&value)) {
+            Some(calls) => (calls, ""),
+            None => named_calls(body),
+        },
+    }
+}
+
+/// `{"name": ..}, {"name": ..}]`.
+fn listed_calls(list: &str) -> (Vec<Call>, &str) {
+    let (mut calls, mut rest) = (Vec::new(), list);
+    loop {
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        let Some(call) = values.next().and_then(Result::ok).and_then(|value| json_call(&value)) else {
+            return (calls, rest);
+        };
+        calls.push(call);
+        rest = rest[values.byte_offset()..].trim_start();
+        match rest.strip_prefix(',') {
+            Some(next) => rest = next,
+            None => return (calls, rest.strip_prefix(']').unwrap_or(rest)),
+        }
+    }
 }
 
 fn json_call(value: &Value) -> Option<Call> {
@@ -224,13 +256,26 @@ fn xml_call(body: &str) -> Option<Call> {
 }
 
 /// `name[ARGS]{..}`, several of them parted by the opening word.
-fn named_calls(body: &str) -> Option<Vec<Call>> {
-    let calls = body.split("[TOOL_CALLS]").map(|call| {
-        let (name, arguments) = call.split_once("[ARGS]").or_else(|| Some(call.split_at(call.find('{')?)))?;
-        let arguments = parse_json(arguments)?.to_string();
-        Some(Call::new(name.trim(), arguments))
-    });
-    calls.collect()
+fn named_calls(body: &str) -> (Vec<Call>, &str) {
+    let open = CallFormat::Mistral.borders().0;
+    let (mut calls, mut rest) = (Vec::new(), body);
+    let mut next = Some(body);
+    while let Some(text) = next {
+        let end = text.find(open).unwrap_or(text.len());
+        let Some((call, n_bytes)) = named_call(&text[..end]) else { break };
+        calls.push(call);
+        rest = text[n_bytes..].trim_start();
+        next = rest.strip_prefix(open);
+    }
+    (calls, rest)
+}
+
+/// The call that `text` begins with, and its bytes.
+fn named_call(text: &str) -> Option<(Call, usize)> {
+    let (name, arguments) = text.split_once("[ARGS]").or_else(|| Some(text.split_at(text.find('{')?)))?;
+    let mut values = serde_json::Deserializer::from_str(arguments).into_iter::<Value>();
+    let call = Call::new(name.trim(), values.next()?.ok()?.to_string());
+    Some((call, text.len() - arguments.len() + values.byte_offset()))
 }
 
 #[cfg(test)]
@@ -320,6 +365,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    // Symptom: in Mistral's formats a finished call was text if the one behind it was cut.
+    #[test]
+    fn the_finished_calls_of_mistral_s_formats_are_calls_whatever_is_behind_them() {
+        let call = |name: &str| (name.to_owned(), "{\"a\":100}".to_owned());
+        for (first, mark, second, end) in [
+            (
+                "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 100}}",
+                ", ",
+                "{\"name\": \"g\", \"arguments\": {\"a\": 100}}",
+                "]",
+            ),
+            ("[TOOL_CALLS]f[ARGS]{\"a\": 100}", "", "[TOOL_CALLS]g[ARGS]{\"a\": 100}", ""),
+        ] {
+            for cut in 0..second.len() {
+                let (content, calls) = read(CallFormat::Mistral, &format!("{first}{mark}{}", &second[..cut]), 7);
+                assert_eq!((content.trim_start(), calls), (&second[..cut], vec![call("f")]), "cut at {cut}");
+            }
+            let whole = read(CallFormat::Mistral, &format!("{first}{mark}{second}{end}"), 7);
+            assert_eq!(whole, (String::new(), vec![call("f"), call("g")]));
+        }
+        let (content, calls) = read(CallFormat::Mistral, "[TOOL_CALLS][{\"name\": \"f\"}] as you said", 3);
+        assert_eq!((content.as_str(), calls.len()), (" as you said", 1));
+        let text = "[TOOL_CALLS][{\"nome\": \"f\"}]";
+        assert_eq!(read(CallFormat::Mistral, text, 3), (text.to_owned(), Vec::new()));
     }
 
     #[test]

@@ -69,16 +69,6 @@ pub enum SimError {
     /// A scenario that makes no sense: which key, and what it must be.
     #[error("{0}")]
     Scenario(String),
-    /// Every worker is drained, and none resumed.
-    #[error(
-        "at {at:.1} s {n_active} requests wait and no decode worker takes any: resume one, let one join, or drain fewer"
-    )]
-    NeverEnd {
-        /// Requests in the system.
-        n_active: usize,
-        /// Seconds on the simulated clock.
-        at: f64,
-    },
     /// Costs of a device that make no sense: which, and what it must be.
     #[error("the cost: {0}")]
     DeviceCost(String),

@@ -397,7 +397,7 @@ mod tests {
     use super::*;
     use crate::{
         calibrate::{CalibrationInput, CalibrationParams, fit},
-        route::{Decision, LocalityBand, LocalityBandParams, RouteError, RouteRequest, WorkerView},
+        route::{Decision, LocalityBand, LocalityBandParams, PolicyLayer, RouteError, RouteRequest, WorkerView},
         sim::{Order, StepCost, planted::Planted},
     };
 
@@ -413,9 +413,13 @@ mod tests {
         decision: Decision,
     }
 
-    impl RoutePolicy for Watched {
-        fn name(&self) -> &'static str {
-            "watched"
+    impl PolicyLayer for Watched {
+        fn inner(&self) -> &dyn RoutePolicy {
+            &self.band
+        }
+
+        fn inner_mut(&mut self) -> &mut dyn RoutePolicy {
+            &mut self.band
         }
 
         fn select(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Result<Decision, RouteError> {

@@ -156,7 +156,12 @@ fn signature(n_layer: usize, n_expert: usize) -> f64 {
     let mut rng = Rng::new(3);
     let mut input = CalibrationInput::new(shape.clone(), "planted");
     for at in 0..4 {
-        let counts = counts(&shape, &mut rng);
+        // Experts that every request picks tell nothing: each picks half of them.
+        let mut counts = ExpertCounts::for_shape(&shape);
+        counts.add_tokens(200);
+        for layer in 0..n_layer as u32 {
+            (0..800).for_each(|_| counts.add(layer, &[2 * rng.below(n_expert / 2) as u32 + at % 2]));
+        }
         input.push(at.to_string(), None, &counts, &counts);
     }
     let params = CalibrationParams { max_layers: Some(1), ..CalibrationParams::new(2) };
@@ -229,7 +234,7 @@ fn simulation(n_requests: usize, n_workers: usize, n_layer: usize, n_expert: usi
     let cost = DeviceCost {
         source: String::new(),
         decode: DecodeCost { fixed: 1.0, per_expert: 0.01, per_token: 0.05, per_kv_token: 0.0 },
-        prefill: PrefillCost { fixed: 1.0, per_token: 0.05 },
+        prefill: PrefillCost { fixed: 1.0, per_token: 0.05, per_kv_token: 0.0 },
         handoff: HandoffCost::default(),
     };
     let pool = Pool {

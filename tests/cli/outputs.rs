@@ -126,6 +126,48 @@ fn a_folder_that_takes_no_files_is_found_before_the_work() {
     refused_by_all(TINY, &prompts, "/proc/eldr.out", &["/proc/eldr.out", "may be written"]);
 }
 
+// Symptom: a cache folder or a request log that can not be written was found out once the model was loaded, or at the
+// first write. Nobody may write in /proc, root included.
+#[cfg(target_os = "linux")]
+#[test]
+fn whatever_a_verb_writes_is_tried_before_it_reads_a_model() {
+    let dir = folder();
+    let model = write(&dir, "no.gguf", "no model");
+    let (model, none, prompts) = (text(&model), "/proc/eldr/none", format!("{DATA}/task.serve.jsonl"));
+    let bench = ["bench", "-m", model, "--workload", &prompts];
+    let calibrate = ["calibrate", "-m", model, "--prompts", &prompts, "--workers", "2"];
+    let page = dir.path().join("c");
+    let simulate = ["simulate", "--trace", "none", "--device", "h200", "--place", "2"];
+    let cases: [(&[&str], &[&str]); 18] = [
+        (&["run", "-m", model, "x"], &["--cache-dir", none]),
+        (&bench, &["--prefix-cache", "on", "--cache-dir", none]),
+        (&bench, &["--json", none]),
+        (&bench, &["--svg", none]),
+        (&bench, &["--rows", none]),
+        (&bench, &["--cost", none]),
+        (&bench, &["--fit", none]),
+        (&["record", "-m", model, "--prompts", &prompts], &["-o", none]),
+        (&calibrate, &["-o", none]),
+        (&calibrate, &["-o", text(&page), "--report", none]),
+        (&simulate, &["-o", none]),
+        (&simulate, &["--placement", none]),
+        (&["report", "none"], &["-o", none]),
+        (&["report", "none"], &["--html", none]),
+        (&["report", "none"], &["--svg", none]),
+        (&["inflate", "-m", model, "--factor", "2"], &["-o", none]),
+        // Last, since there is no such verb without that feature.
+        (&["serve", "-m", model], &["--cache-dir", none]),
+        (&["serve", "-m", model], &["--request-log", none]),
+    ];
+    let n_cases = cases.len() - if cfg!(feature = "server") { 0 } else { 2 };
+    for (verb, output) in cases.into_iter().take(n_cases) {
+        let ran = run([verb, output].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{verb:?} {output:?}: {ran:?}");
+        assert!(ran.sentence().contains(none), "{verb:?} {output:?}: {ran:?}");
+    }
+    assert_eq!(names(&dir), ["no.gguf"]);
+}
+
 #[test]
 fn a_report_that_does_not_fit_leaves_the_old_one() {
     // Symptom: on a full disk the old report became a file of 0 bytes, and the drawing was not tried.

@@ -144,6 +144,11 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
         ("[decode]\nworkers = 2", &["wrong.toml, line 1", "several: write [[decode]] above each, instead of [decode]"]),
         ("decode = { workers = 2 }", &["wrong.toml, line 1", "write [[..]] above each"]),
         ("[[event]]\nat = 1.0\nwhat = \"join\"\nby = 2.5", &["event 0: by is 2.5, which must be a whole number"]),
+        // Symptom: the drain was passed over without a word, as was what befell a worker that was lost.
+        (
+            "[[decode]]\nworkers = 1\n[[event]]\nat = 1.0\nworker = 0\nwhat = \"drain\"",
+            &["event 0 drains decode worker 0, the last one that takes requests"],
+        ),
         // Files that were cut.
         ("\n", &["scenario", "wrong.toml is empty"]),
         ("requests = 9\nrate", &["wrong.toml, line 2"]),
@@ -154,13 +159,50 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
         refused(&["simulate", "--trace", trace, "--cost", cost, "--scenario", text(&file)], wanted);
     }
     let no_cost = write(&dir, "no-cost.toml", COST.replace("fixed = 9.0\nper_expert", "fixed = -1.0\nper_expert"));
-    refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], &["no-cost.toml", "decode.fixed is -1 ms"]);
+    let wrong = &["no-cost.toml", "decode.fixed is -1 ms"];
+    refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], wrong);
+    refused(&["run", "--step-cost", text(&no_cost), "-p", "x"], wrong);
+    refused(&["bench", "--charge", text(&no_cost), "--workload", trace], wrong);
+    refused(
+        &["bench", "--charge", cost, "--clock", "real", "--workload", trace],
+        &["--charge is for the virtual clock"],
+    );
     refused(&["simulate", "--trace", trace, "--cost", cost, "--place", "100"], &["--place is 100", "64 experts"]);
     let both = ["simulate", "--trace", trace, "--cost", cost];
     let with = |more: &[&str], wanted: &[&str]| refused(&[&both[..], more].concat(), wanted);
     with(&["--tau", "0.1,5"], &["'5' of it", "from 0", "to 2"]);
+    with(&["--workers", "4,2,4"], &["'4,2,4' for '--workers", "it holds 4 twice; leave one out"]);
+    with(&["--tau", "0.1,auto,AUTO"], &["it holds AUTO twice"]);
     with(&["--concurrency", "99999999999"], &["--concurrency", "too large a number"]);
     with(&["--concurrency", "4000000000"], &["concurrency is 4000000000, which must be at most"]);
     refused(&["report", trace], &["task.trace"]);
     refused(&["report", cost], &["not rows of eldr"]);
+    // Symptom: rows with a time below 0 were drawn; a file that was given twice was taken for repeats.
+    let row = |ms: f64| {
+        format!("{{\"verb\":\"bench\",\"setting\":{{\"policy\":\"random\"}},\"measured\":{{\"tpot_p50_ms\":{ms}}}}}")
+    };
+    let rows = |ms| format!("{{\"version\":1,\"rows\":[{},{}]}}", row(1.0), row(ms));
+    let good = write(&dir, "good.json", rows(1.5));
+    let bad = write(&dir, "bad.json", rows(-1.5));
+    refused(&["report", text(&good), text(&bad)], &["bad.json: row 2: measured.tpot_p50_ms is -1.5"]);
+    let same = dir.path().join("./good.json");
+    refused(&["report", text(&good), text(&same)], &["good.json is given twice"]);
+}
+
+// Symptom: a width of a band that no policy has was taken without a word.
+#[test]
+fn what_changes_nothing_is_said_once() {
+    let dir = folder();
+    let (trace, cost) = recorded(&dir);
+    let args = ["simulate", "--trace", text(&trace), "--cost", text(&cost), "--workers", "2", "--requests", "40"];
+    let notes = |policies: &str| {
+        let more = ["--policies", policies, "--tau", "0.2", "--refit", "-m", "none.gguf"];
+        run(args.into_iter().chain(more)).succeeded().err
+    };
+    let told = notes("round_robin");
+    for option in ["--tau", "--refit", "--model"] {
+        assert!(told.contains(&format!("eldr: {option} changes nothing: ")), "{told}");
+    }
+    let told = notes("locality_band");
+    assert!(told.contains("--model changes nothing") && !told.contains("--tau") && !told.contains("--refit"), "{told}");
 }

@@ -179,6 +179,25 @@ fn an_inflated_model_is_larger_and_says_the_same() {
     assert_eq!(tokens(text(&big)), tokens(TINY));
 }
 
+// Symptom: of `--ctx 7` the doctor gave two sizes of keys and values, the one that was asked for and llama.cpp's.
+#[test]
+fn doctor_counts_a_slot_as_llama_cpp_does() {
+    let kv = |ctx: u32| {
+        let told = line(&format!("doctor -m {TINY} --plan --prefill 1@cpu --decode 1@cpu --ctx {ctx} --json")).json();
+        let findings: Vec<String> =
+            told["findings"].as_array().expect("findings").iter().map(|f| f["message"].to_string()).collect();
+        let devices = told["plan"]["devices"].as_array().expect("devices");
+        let bytes: u64 = devices.iter().filter_map(|device| device["kv"].as_u64()).sum();
+        (findings.join("\n"), bytes)
+    };
+    let (told, bytes) = kv(7);
+    assert!(told.contains("a slot of 7 tokens holds 256"), "{told}");
+    let size = format!("and {:.1} MiB of keys and values for 2 workers", bytes as f64 / f64::from(1 << 20));
+    assert!(told.contains(&size), "{size}: {told}");
+    let (told, same) = kv(256);
+    assert!(!told.contains("holds 256") && same == bytes, "{same} {bytes}: {told}");
+}
+
 #[test]
 fn doctor_finds_what_is_broken() {
     let good = line(&format!("doctor -m {TINY} --decode 1 --json"));

@@ -42,7 +42,13 @@ CASES = [
     ("completion, grammar", "POST", TEXT, greedy(PROMPTS[0], grammar='root ::= "yes" | "no"'), True),
     ("completion, tokens", "POST", TEXT, greedy([5, 6, 7]), True),
     ("completion, no limit and any seed: -1", "POST", TEXT, greedy(PROMPTS[0], max_tokens=-1, seed=-1, top_k=-1, stop=["\n"]), True),
+    ("completion, ignore_eos", "POST", TEXT, greedy(PROMPTS[0], ignore_eos=True, max_tokens=200), True),
+    ("completion, n_probs", "POST", TEXT, greedy(PROMPTS[0], n_probs=2), True),
+    ("completion, samplers", "POST", TEXT, greedy(PROMPTS[0], samplers=["top_k", "temperature"], n_cmpl=2), True),
+    ("completion, streamed, timings_per_token", "POST", TEXT, greedy(PROMPTS[0], stream=True, timings_per_token=True), True),
+    ("completion, mirostat", "POST", TEXT, greedy(PROMPTS[0], mirostat=2), False),
     ("chat", "POST", CHAT, chat(), True),
+    ("chat, continued", "POST", CHAT, {**chat(), "messages": [*HI, {"role": "assistant", "content": "A"}], "continue_final_message": True}, False),
     ("chat, streamed", "POST", CHAT, chat(stream=True, stream_options={"include_usage": True}), True),
     ("chat, logprobs", "POST", CHAT, chat(logprobs=True, top_logprobs=2), True),
     ("chat, JSON schema", "POST", CHAT, chat(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}, max_tokens=60), True),
@@ -83,7 +89,7 @@ REASONS = {
         "that shares no token with the answer the texts are equal (the row above)",
     ("chat, JSON schema", "text", ".*"):
         "each makes its own grammar of a schema; eldr's leaves little room for white space, in which small models lose themselves",
-    ("completion, logprobs", "theirs|ours", r"choices\[\]\.logprobs.*"):
+    ("completion, logprobs|completion, n_probs", "theirs|ours", r"choices\[\]\.logprobs.*"):
         "`/v1/completions` answers in the shape that OpenAI gives this endpoint, llama-server in that of chats",
     ("chat.*", "theirs", r".*top_logprobs\[\]\.id|.*content\[\]\.id"): "OpenAI's shape has no token numbers; `/tokenize` tells them",
     (".*", "ours", r"(\[\]\.)?choices\[\]\.logprobs"): "eldr says null where OpenAI does; llama-server leaves the field out",
@@ -106,6 +112,8 @@ REASONS = {
     ("wrong method", "status", ".*"): "the path is there, the method is not",
     ("too long", "error\\.type", ".*"): "OpenAI's type, with its code `context_length_exceeded`",
     ("too long", "error theirs", ".*"): "the numbers are in eldr's sentence",
+    ("completion, mirostat|chat, continued", "status|error ours", ".*"):
+        "what would change the answer and eldr does not do is refused, with what to do instead (`examples/ops/README.md` lists it)",
     ("empty messages|wrong role|temperature below 0", "status|error ours", ".*"):
         "OpenAI refuses it, and so does eldr; llama-server makes something of it",
 }

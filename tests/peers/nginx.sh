@@ -17,23 +17,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/peers/servers.sh
 . tests/peers/servers.sh
 
-peer="${1:?the path of llama-server}"
-model="${2:-examples/data/tiny-moe-64x4.gguf}"
-eldr="${ELDR:-$TARGET/release/eldr}"
 workers="${WORKERS:-2}"
 prefill="${PREFILL:-$workers}"
 slots="${SLOTS:-8}"
-flash="${FLASH:-off}"
-ctx=1024
 read -r -a our_args <<<"${ELDR_ARGS:-}"
 have nginx || install_packages nginx
 
 upstream="" their_pids="" their_ports=()
 for _ in $(seq "$workers"); do
     port="$(free_port)"
-    LD_LIBRARY_PATH="$(dirname "$peer")" "$peer" -m "$model" --host 127.0.0.1 --port "$port" -t 1 -tb 1 -np "$slots" \
-        -c "$((ctx * slots))" -fa "$flash" --no-kv-unified --cache-ram 0 >"$work/theirs.$port.out" 2>&1 &
-    pids+=("$!")
+    serve_theirs "$port" 1 "$slots" --no-kv-unified --cache-ram 0
     their_pids="$their_pids${their_pids:+,}$!"
     their_ports+=("$port")
     wait_for "$port"
@@ -77,10 +70,8 @@ CONF
 "$(command -v nginx || echo /usr/sbin/nginx)" -c "$work/nginx.conf" 2>"$work/nginx.out" &
 pids+=("$!")
 ours="$(free_port)"
-"$eldr" serve -m "$model" --port "$ours" --threads 1 --prefill "$prefill" --decode "$workers" --slots "$slots" --ctx "$ctx" \
-    --flash-attn "$flash" --prefix-cache off "${our_args[@]}" >"$work/ours.out" 2>&1 &
+serve_ours "$ours" 1 "$slots" --prefill "$prefill" --decode "$workers" --prefix-cache off "${our_args[@]}"
 our_pid=$!
-pids+=("$our_pid")
 sides=("nginx round_robin=http://127.0.0.1:$turns=$their_pids" "nginx least_conn=http://127.0.0.1:$least=$their_pids")
 if [ -n "${PADDLER:-}" ]; then
     paddled="$(free_port)"

@@ -5,8 +5,8 @@
 #   bash tests/peers/one_worker.sh PATH/TO/llama-server [MODEL]
 #
 # Both servers are held to CORES (0) and compute with THREADS (1) threads; the client has the machine's other cores. Both have
-# SLOTS (32) sequences of 1024 tokens, flash attention as FLASH says (off), no prefix cache and the same requests, of
-# examples/data/task.serve.jsonl, 32 to 96 tokens each. CLIENTS ("1 8 16 32"), ROUNDS (5) and SCALE (1): see side_by_side.py. The program comes as
+# SLOTS (32) sequences of 1024 tokens, flash attention as FLASH says (off), no prefix cache and the same requests, of examples/data/task.serve.jsonl,
+# 32 to 96 tokens each. CLIENTS ("1 8 16 32"), ROUNDS (5) and SCALE (1): see side_by_side.py. The program comes as
 # tests/peers/batched_bench.sh tells; run it on a quiet machine. ELDR_ARGS and PEER_ARGS are more options of the two.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -15,27 +15,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/peers/servers.sh
 . tests/peers/servers.sh
 
-peer="${1:?the path of llama-server}"
-model="${2:-examples/data/tiny-moe-64x4.gguf}"
-eldr="${ELDR:-$TARGET/release/eldr}"
 slots="${SLOTS:-32}"
-cores="${CORES:-0}"
 threads="${THREADS:-1}"
-flash="${FLASH:-off}"
-ctx=1024
+by=(taskset -c "${CORES:-0}")
 read -r -a our_args <<<"${ELDR_ARGS:-}"
 read -r -a peer_args <<<"${PEER_ARGS:-}"
 
 theirs="$(free_port)"
-LD_LIBRARY_PATH="$(dirname "$peer")" taskset -c "$cores" "$peer" -m "$model" --host 127.0.0.1 --port "$theirs" -t "$threads" -tb "$threads" \
-    -np "$slots" -c "$((ctx * slots))" -fa "$flash" --no-kv-unified --cache-ram 0 "${peer_args[@]}" >"$work/theirs.out" 2>&1 &
+serve_theirs "$theirs" "$threads" "$slots" --no-kv-unified --cache-ram 0 "${peer_args[@]}"
 their_pid=$!
-pids+=("$their_pid")
 wait_for "$theirs"
 ours="$(free_port)"
-taskset -c "$cores" "$eldr" serve -m "$model" --port "$ours" --threads "$threads" --prefill 1 --decode 1 --slots "$slots" --ctx "$ctx" \
-    --flash-attn "$flash" --prefix-cache off "${our_args[@]}" >"$work/ours.out" 2>&1 &
+serve_ours "$ours" "$threads" "$slots" --prefill 1 --decode 1 --prefix-cache off "${our_args[@]}"
 our_pid=$!
-pids+=("$our_pid")
 wait_for "$ours"
 python3 tests/peers/side_by_side.py "llama-server=http://127.0.0.1:$theirs=$their_pid" "eldr=http://127.0.0.1:$ours=$our_pid"

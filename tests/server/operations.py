@@ -285,6 +285,21 @@ def policies_are_asked_for(_):
         assert 'policy="round_robin"' in server.ask("GET", "/metrics")[2]
 
 
+def fields_of_llama_server_are_heard(_):
+    with serving() as server:
+        ask = {"prompt": "The court held that the agreement was void. " * 8, "max_tokens": 4, "temperature": 0}
+        cached = [server.json("POST", TEXT, {**ask, **more})[1]["timings"]["cache_n"]
+                  for more in ({}, {}, {"cache_prompt": False}, {"cache_prompt": True})]
+        assert cached[0] == cached[2] == 0 and cached[1] == cached[3] > 0, cached
+        endless = {"prompt": "x = 1\n", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "n_probs": 1}
+        choice = server.json("POST", TEXT, endless)[1]["choices"][0]
+        assert choice["finish_reason"] == "length" and len(choice["logprobs"]["tokens"]) == 300, choice
+        ends = {token for token in choice["logprobs"]["tokens"] if token.startswith("<|")}
+        assert not ends, ends
+        status, refused = server.json("POST", TEXT, {**ask, "dry_multiplier": 0.8})
+        assert status == 400 and refused["error"]["param"] == "dry_multiplier", refused
+
+
 def times_without_end_are_taken(_):
     most = str(2**64 - 1)
     with serving("--request-timeout", most, "--queue-timeout", most, "--drain-timeout", most) as server:
@@ -324,7 +339,7 @@ def main():
     for test in (a_settings_file_takes_every_flag, the_shipped_model_is_served_and_said, keys_and_limits, no_path_of_the_host_is_told,
                  the_request_log_has_text_only_if_asked, sigterm_lets_running_answers_end, past_the_limit_answers_end_with_an_error,
                  a_second_sigterm_ends_at_once, a_calibration_is_read_again, workers_are_drained_and_taken_back,
-                 policies_are_asked_for, times_without_end_are_taken, what_examples_say_is_so):
+                 policies_are_asked_for, fields_of_llama_server_are_heard, times_without_end_are_taken, what_examples_say_is_so):
         with tempfile.TemporaryDirectory() as work:
             started = time.monotonic()
             test(pathlib.Path(work))

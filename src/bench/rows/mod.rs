@@ -3,6 +3,7 @@
 //! Never measures anything, and never fills in a number that a row does not have.
 
 mod chart;
+mod check;
 mod group;
 mod growth;
 mod markdown;
@@ -40,6 +41,17 @@ pub struct Rows {
     pub rows: Vec<Row>,
 }
 
+/// As it is read, before its rows are looked at.
+#[derive(Deserialize)]
+struct File {
+    version: u32,
+    #[serde(default)]
+    environment: Option<Environment>,
+    #[serde(default)]
+    notes: Vec<String>,
+    rows: Vec<Value>,
+}
+
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -65,22 +77,31 @@ pub enum RowsError {
         /// The file's.
         found: u32,
     },
+    /// A row that no measurement gives.
+    #[error("row {row}: {why}")]
+    Row {
+        /// Which, from 1.
+        row: usize,
+        /// The field, and why it can not be.
+        why: String,
+    },
     /// Nothing to show.
     #[error("there are no rows in it: measure something")]
     Empty,
 }
 
 impl Rows {
-    /// Reads what [`Rows::to_json`] wrote.
+    /// Reads what [`Rows::to_json`] wrote; a row that says what can not be is refused.
     pub fn from_json(text: &str) -> Result<Self, RowsError> {
-        let rows: Self = serde_json::from_str(text)?;
-        if rows.version != ROWS_VERSION {
-            return Err(RowsError::Version { found: rows.version });
+        let File { version, environment, notes, rows } = serde_json::from_str(text)?;
+        if version != ROWS_VERSION {
+            return Err(RowsError::Version { found: version });
         }
-        if rows.rows.is_empty() {
+        if rows.is_empty() {
             return Err(RowsError::Empty);
         }
-        Ok(rows)
+        let rows = rows.into_iter().enumerate().map(|(at, row)| check::read(at + 1, row)).collect::<Result<_, _>>()?;
+        Ok(Self { version, environment, notes, rows })
     }
 
     /// One row a line, so that files can be compared and cut.

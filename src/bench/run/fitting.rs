@@ -176,7 +176,7 @@ fn handed_on(events: &mut Vec<WorkerEvent>) -> Result<Vec<Handoff>, BenchError> 
 fn fitted(
     bench: &Bench<'_>,
     samples: &[StepSample],
-    chunks: &[(u32, f64)],
+    chunks: &[(u32, u32, f64)],
     handoff: f64,
 ) -> Result<CostFit, BenchError> {
     let decode = least_squares(&rows(samples)).ok_or(BenchError::NoSteps)?;
@@ -236,14 +236,15 @@ fn rows(steps: &[StepSample]) -> Vec<([f64; 4], f64)> {
     steps.iter().map(|step| (row(step), step.ms)).collect()
 }
 
-fn chunk_rows(chunks: &[(u32, f64)]) -> Vec<([f64; 2], f64)> {
-    chunks.iter().map(|&(n, ms)| ([1.0, f64::from(n)], ms)).collect()
+fn chunk_rows(chunks: &[(u32, u32, f64)]) -> Vec<([f64; 3], f64)> {
+    let row = |&(pos, n, ms)| ([1.0, f64::from(n), PrefillCost::context(n as usize, pos)], ms);
+    chunks.iter().map(row).collect()
 }
 
 /// `handoff` is in milliseconds a token.
-fn device_cost(bench: &Bench<'_>, decode: &LeastSquares<4>, prefill: &LeastSquares<2>, handoff: f64) -> DeviceCost {
+fn device_cost(bench: &Bench<'_>, decode: &LeastSquares<4>, prefill: &LeastSquares<3>, handoff: f64) -> DeviceCost {
     let [fixed, per_expert, per_token, per_kv_token] = decode.coefficients;
-    let [prefill_fixed, prefill_token] = prefill.coefficients;
+    let [prefill_fixed, prefill_token, prefill_kv_token] = prefill.coefficients;
     DeviceCost {
         source: format!(
             "measured with {} threads on {} decode steps, mean error {:.1}% of a step, 95% within {:.1}%",
@@ -253,7 +254,7 @@ fn device_cost(bench: &Bench<'_>, decode: &LeastSquares<4>, prefill: &LeastSquar
             decode.p95_error * 100.0
         ),
         decode: DecodeCost { fixed, per_expert, per_token, per_kv_token },
-        prefill: PrefillCost { fixed: prefill_fixed, per_token: prefill_token },
+        prefill: PrefillCost { fixed: prefill_fixed, per_token: prefill_token, per_kv_token: prefill_kv_token },
         handoff: HandoffCost { fixed: 0.0, per_token: handoff },
     }
 }

@@ -25,7 +25,7 @@ impl Bench<'_> {
         let n_threads = match (self.stopwatch(), self.config.n_threads) {
             (Stopwatch::Thread, _) => 1,
             (Stopwatch::Wall, 0) => threads_alone(),
-            (Stopwatch::Wall, n) => n,
+            (Stopwatch::Wall | Stopwatch::Charged, n) => n,
         };
         self.environment.read_gb_per_s = Some(read_bandwidth(n_threads as usize));
     }

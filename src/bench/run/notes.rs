@@ -21,7 +21,7 @@ impl Bench<'_> {
         let is_virtual = self.params.clock == Clock::Virtual;
         let mut notes = Vec::new();
         if is_virtual {
-            notes.extend(self.clock_notes().map(str::to_owned));
+            notes.extend(self.clock_notes().into_iter().map(str::to_owned));
         }
         if self.model.is_inflated() {
             notes.push(
@@ -54,12 +54,17 @@ impl Bench<'_> {
     }
 
     /// What the virtual clock is.
-    fn clock_notes(&self) -> impl Iterator<Item = &'static str> {
+    fn clock_notes(&self) -> Vec<&'static str> {
         let prefills = if self.keeps_prefixes() {
             "Prefill steps were computed in every run, since what a worker keeps depends on what it ran before."
         } else {
             "Prefill steps were computed and timed once, first, and replayed under every policy."
         };
+        if self.params.charge.is_some() {
+            let charged = "Virtual clock: every step was really computed, and took what the given costs say, not what this \
+                           machine takes for it.";
+            return vec![charged];
+        }
         let threads = (self.stopwatch() == Stopwatch::Thread).then_some(
             "Steps run on one CPU thread and were timed by its CPU time, which other programs on the machine do not \
              lengthen.",
@@ -71,6 +76,7 @@ impl Bench<'_> {
         ]
         .into_iter()
         .chain(threads)
+        .collect()
     }
 }
 

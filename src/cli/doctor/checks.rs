@@ -119,6 +119,11 @@ pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
             format!("say --ctx {trained}"),
         );
     }
+    let slot = config.n_ctx_slot.min(facts.n_ctx_train);
+    if rounded(slot) != slot {
+        let real = rounded(slot);
+        findings.ok(format!("a slot of {slot} tokens holds {real}: llama.cpp makes them in steps of {CTX_STEP}"));
+    }
     match (&config.calibration, loaded.calibration(config)) {
         (None, _) if config.policy.needs_calibration() && facts.moe.is_some() => {
             findings.broken(
@@ -138,10 +143,17 @@ pub fn model(path: &Path, config: &EngineConfig, findings: &mut Findings) {
     }
 }
 
+/// What llama.cpp makes of a slot's tokens, which is what they take.
+const CTX_STEP: u32 = 256;
+
+fn rounded(n_ctx_slot: u32) -> u32 {
+    n_ctx_slot.checked_next_multiple_of(CTX_STEP).unwrap_or(u32::MAX)
+}
+
 /// Weights once and keys and values of every worker, against what the machine has.
 fn memory(loaded: &LoadedModel, config: &EngineConfig, findings: &mut Findings) {
     let facts = loaded.facts();
-    let n_ctx_slot = u64::from(config.n_ctx_slot.min(facts.n_ctx_train));
+    let n_ctx_slot = u64::from(rounded(config.n_ctx_slot.min(facts.n_ctx_train)));
     let n_contexts = (config.prefill.n_workers() + config.decode.n_workers()) as u64;
     let a_context =
         loaded.kv_bytes_per_token(config.kv_format).saturating_mul(n_ctx_slot).saturating_mul(config.n_slots.into());

@@ -75,6 +75,7 @@ fn run(sources: &Sources, setup: &Setup, job: &Job, refits: bool) -> Result<Row,
         centroids: centroids.clone(),
         domains,
         shape: Some(sources.trace.header.shape.clone()),
+        step_time: sources.known_cost.then(|| sources.cost.step_time()),
         ..PolicyParams::new(n_workers)
     };
     let policy = job.kind.build(&params)?;
@@ -97,6 +98,8 @@ fn run(sources: &Sources, setup: &Setup, job: &Job, refits: bool) -> Result<Row,
     let report = simulate(pool, &job.scenario, policy, refitter)?;
     let mut setting = setting(job, params.tau);
     setting.extend(follows.then(|| ("refit".to_owned(), json!(true))));
+    let begins = sources.known_cost && job.kind == PolicyKind::MarginalCost;
+    setting.extend(begins.then(|| ("known_cost".to_owned(), json!(true))));
     Ok(Row { verb: "simulate".to_owned(), setting, measured: measured(&report) })
 }
 

@@ -21,10 +21,11 @@ use self::{
 };
 use super::{
     args::{TauChoice, switch},
+    cost::toml,
     error::CliError,
-    lists::Many,
+    lists::Compared,
     output::{Output, note},
-    progress,
+    progress, usage,
 };
 
 /// Repeats beyond these narrow no interval.
@@ -61,19 +62,19 @@ pub struct SimulateArgs {
     policies: Policies,
     /// Decode workers; several numbers are compared
     #[arg(long, value_name = "N,..")]
-    workers: Option<Many<u32>>,
+    workers: Option<Compared<u32>>,
     /// Sequences a decode worker holds; several numbers are compared
     #[arg(long, value_name = "N,..")]
-    slots: Option<Many<u32>>,
+    slots: Option<Compared<u32>>,
     /// Requests a second; several numbers are compared
     #[arg(long, value_name = "R,..")]
-    rate: Option<Many<f64>>,
+    rate: Option<Compared<f64>>,
     /// Requests in the system at most; several numbers are compared
     #[arg(long, value_name = "N,..")]
-    concurrency: Option<Many<u32>>,
+    concurrency: Option<Compared<u32>>,
     /// Widths of the locality band, or auto, the calibration's; several are compared
     #[arg(long, value_name = "TAU,..")]
-    tau: Option<Many<TauChoice>>,
+    tau: Option<Compared<TauChoice>>,
     /// Requests of a run
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
@@ -86,6 +87,9 @@ pub struct SimulateArgs {
     /// Let the centroids follow the traffic
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     refit: Option<bool>,
+    /// Let the marginal cost begin with the costs that are simulated, as --step-cost does when serving; without it, it learns them
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
+    known_cost: Option<bool>,
     /// Run the policies that go by picks once more with those of the answers, which nobody knows in time: a bound
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch())]
     clairvoyant: Option<bool>,
@@ -135,6 +139,7 @@ impl SimulateArgs {
             note(&format!("policy domain is left out: {why}"));
             kinds.retain(|&kind| kind != PolicyKind::Domain);
         }
+        self.unused(&kinds).iter().for_each(|unused| note(unused));
         if scenario.migrate_every > 0 && !kinds.iter().any(|kind| kind.uses_counts()) {
             note("migrate_every changes nothing: only marginal_cost moves running requests, and it is not compared");
         }
@@ -169,10 +174,7 @@ impl SimulateArgs {
             if zero { Err(CliError::usage(format!("{flag} is 0, which must be at least 1"))) } else { Ok(()) }
         };
         at_least("--seeds", self.seeds == 0)?;
-        if self.seeds > MOST_SEEDS {
-            let seeds = self.seeds;
-            return Err(CliError::usage(format!("--seeds is {seeds}, which must be at most {MOST_SEEDS}")));
-        }
+        usage::at_most("--seeds", Some(self.seeds), MOST_SEEDS)?;
         at_least("--place", self.place == Some(0))?;
         at_least("--clusters", self.clusters == Some(0))?;
         if self.cost.is_none() && self.device.is_none() {
@@ -190,9 +192,28 @@ impl SimulateArgs {
         Ok(())
     }
 
+    /// What was asked for and changes nothing under the policies that are compared, each in a sentence.
+    fn unused(&self, kinds: &[PolicyKind]) -> Vec<String> {
+        let asked = |given: Option<bool>| given.unwrap_or(false);
+        let compares = kinds.iter().any(|kind| kind.uses_centroids());
+        let has_band = kinds.contains(&PolicyKind::LocalityBand);
+        let centroids = "no policy that is compared goes by centroids";
+        let vain = [
+            ("--tau", self.tau.is_some() && !has_band, "only locality_band has a band, and it is not compared"),
+            ("--refit", asked(self.refit) && !compares, centroids),
+            ("--clairvoyant", asked(self.clairvoyant) && !compares, centroids),
+            ("--unbalanced", asked(self.unbalanced) && !compares, centroids),
+            ("--clusters", self.clusters.is_some() && !compares && self.place.is_none(), centroids),
+            ("--calibration", self.calibration.is_some() && !compares && self.place.is_none(), centroids),
+            ("--model", self.model.is_some() && self.device.is_none(), "it is for the sizes that --device asks for"),
+        ];
+        let vain = vain.into_iter().filter(|&(_, is_vain, _)| is_vain);
+        vain.map(|(option, _, why)| format!("{option} changes nothing: {why}")).collect()
+    }
+
     fn scenario(&self) -> Result<Scenario, CliError> {
         let mut scenario = match &self.scenario {
-            Some(path) => sources::toml::<Scenario>(path, "scenario")?,
+            Some(path) => toml::<Scenario>(path, "scenario")?,
             None => Scenario::default(),
         };
         scenario.requests = self.requests.unwrap_or(scenario.requests);
@@ -241,7 +262,11 @@ impl SimulateArgs {
 }
 
 /// Each scenario with each of the values, where there are any.
-fn vary<T: Copy>(scenarios: &[Scenario], values: Option<&Many<T>>, set: impl Fn(&mut Scenario, T)) -> Vec<Scenario> {
+fn vary<T: Copy>(
+    scenarios: &[Scenario],
+    values: Option<&Compared<T>>,
+    set: impl Fn(&mut Scenario, T),
+) -> Vec<Scenario> {
     let Some(values) = values else { return scenarios.to_vec() };
     let with = |scenario: &Scenario, value: T| {
         let mut scenario = scenario.clone();

@@ -4,8 +4,6 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    fs,
-    path::Path,
     sync::Arc,
 };
 
@@ -16,10 +14,9 @@ use eldr::{
     trace::Trace,
     types::shown,
 };
-use serde::de::DeserializeOwned;
 
 use super::{SimulateArgs, jobs::Job};
-use crate::cli::{error::CliError, model::shipped_or};
+use crate::cli::{cost::read_cost, error::CliError, model::shipped_or};
 
 /// Requests a fitted centroid stands for at least.
 const REQUESTS_A_CLUSTER: usize = 8;
@@ -29,6 +26,8 @@ pub struct Sources {
     pub trace: Trace,
     pub set: ReplaySet,
     pub cost: DeviceCost,
+    /// The marginal cost begins with it.
+    pub known_cost: bool,
     /// Positions of the requests that are served.
     pub served: Vec<usize>,
     /// Positions that a calibration is fitted to; none where one was given or is not needed.
@@ -83,7 +82,7 @@ impl Sources {
         let needs = args.place.is_some() || args.policies.kinds.iter().any(|kind| kind.uses_centroids());
         let half = |odd: usize| usable.iter().copied().skip(odd).step_by(2).collect::<Vec<_>>();
         let (fitted, served) = if given.is_none() && needs { (half(0), half(1)) } else { (Vec::new(), usable) };
-        Ok(Self { cost: cost(args)?, trace, set, served, fitted, given })
+        Ok(Self { cost: cost(args)?, known_cost: args.known_cost.unwrap_or(false), trace, set, served, fitted, given })
     }
 
     /// One setup for each key, and the placement of the first, where one is wanted.
@@ -153,14 +152,7 @@ fn shared(n_centroids: usize, n_workers: usize) -> Option<String> {
 
 fn cost(args: &SimulateArgs) -> Result<DeviceCost, CliError> {
     if let Some(path) = &args.cost {
-        let mut cost: DeviceCost = toml(path, "cost")?;
-        if cost.source.trim().is_empty() {
-            cost.source = format!("from the file {}", path.display());
-        }
-        return match cost.problem() {
-            Some(problem) => Err(CliError::input(format!("{}: {problem}", path.display()))),
-            None => Ok(cost),
-        };
+        return read_cost(path);
     }
     let name = args.device.as_deref().unwrap_or_default();
     let preset = Preset::named(name).ok_or_else(|| {
@@ -181,39 +173,4 @@ fn cost(args: &SimulateArgs) -> Result<DeviceCost, CliError> {
         active_params: facts.n_params as f64 * active / facts.size_bytes.max(1) as f64,
         n_layer: f64::from(facts.n_layer),
     }))
-}
-
-/// Reads a TOML file; what is wrong is told with its place.
-pub fn toml<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T, CliError> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| CliError::input(format!("cannot read the {what} {}: {error}", path.display())))?;
-    if text.trim().is_empty() {
-        return Err(CliError::input(format!("the {what} {} is empty: was it cut?", path.display())));
-    }
-    ::toml::from_str(&text).map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-        CliError::input(format!(
-            "{}, line {line}: {}",
-            path.display(),
-            said(error.message(), text.lines().nth(line - 1))
-        ))
-    })
-}
-
-/// What is wrong in a line, as one sentence.
-fn said(message: &str, line: Option<&str>) -> String {
-    if message == "invalid type: map, expected a sequence" {
-        let header = line.and_then(|line| line.trim().strip_prefix('['));
-        let name = header.and_then(|header| header.split(']').next()).map_or("..", str::trim);
-        return format!(
-            "there is one table where there may be several: write [[{name}]] above each, instead of [{name}]"
-        );
-    }
-    // What is quoted is cut, and the list of what may stand there is not.
-    match message.split_once(", expected one of ") {
-        Some((wrong, known)) if wrong.starts_with("unknown variant ") => {
-            format!("{}, expected one of {known}", shown(wrong))
-        }
-        _ => shown(message),
-    }
 }

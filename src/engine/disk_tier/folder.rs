@@ -47,6 +47,12 @@ pub struct Folder {
     n_parts: u64,
 }
 
+/// Whether there is a prefix in the folder `path`, for whatever model.
+pub fn has_prefixes(path: &Path) -> bool {
+    let mut files = fs::read_dir(path).into_iter().flatten().flatten();
+    files.any(|file| file.file_name().to_string_lossy().ends_with(SUFFIX))
+}
+
 impl Folder {
     pub fn new(path: &Path, fingerprint: &Fingerprint) -> Self {
         let texts = fingerprint.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);

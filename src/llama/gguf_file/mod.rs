@@ -31,6 +31,9 @@ mod write;
 
 use std::{io, path::PathBuf};
 
+use super::error::LlamaError;
+
+pub(super) use read::c_path;
 pub use read::{GgufFile, TensorInfo};
 pub use value::{Array, TensorType, Value};
 pub use write::{GgufWriter, Sink};
@@ -49,24 +52,9 @@ pub enum GgufError {
         /// The operating system's answer.
         source: io::Error,
     },
-    /// The file does not start as a GGUF file does, or its metadata or tensor table is damaged or cut.
-    #[error("{} is not a readable GGUF file: {reason}", path.display())]
-    NotGguf {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// The file ends before its tensor data does.
-    #[error("{} is truncated: it has {n_bytes} bytes and its tensors need {need}; copy or download it again", path.display())]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// Bytes the file has.
-        n_bytes: u64,
-        /// Bytes its tensor table asks for.
-        need: u64,
-    },
+    /// The file is not there, not GGUF, damaged or cut.
+    #[error(transparent)]
+    Unreadable(#[from] LlamaError),
     /// The file exists, and was not to be replaced.
     #[error("{} exists; choose another output", .0.display())]
     Exists(PathBuf),

@@ -4,8 +4,8 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_void},
-    fs::File,
-    io::{Read, Seek, SeekFrom},
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     ptr::{self, NonNull},
 };
@@ -13,6 +13,7 @@ use std::{
 use llama_cpp_sys_2 as sys;
 
 use super::{Array, GgufError, TensorType, Value};
+use crate::llama::{error::LlamaError, guard, logging};
 
 /// A GGUF file's metadata and tensor table, read whole; tensor data stays on disk until asked for.
 #[derive(Debug)]
@@ -43,34 +44,59 @@ pub struct TensorInfo {
 impl GgufFile {
     /// Reads the metadata and tensor table of `path`, and checks that the file is long enough for its tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        let path = path.as_ref();
-        let mut file = File::open(path).map_err(GgufError::io("open", path))?;
-        let meta = file.metadata().map_err(GgufError::io("open", path))?;
-        let not_gguf = |reason| GgufError::NotGguf { path: path.to_owned(), reason };
-        if meta.is_dir() {
-            return Err(not_gguf("it is a folder"));
-        }
-        let mut magic = [0; 4];
-        if file.read_exact(&mut magic).is_err() || magic != *b"GGUF" {
-            return Err(not_gguf("it does not start with \"GGUF\""));
-        }
-        let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| not_gguf("its name holds a NUL"))?;
-        let params = sys::gguf_init_params { no_alloc: true, ctx: ptr::null_mut() };
-        // SAFETY: `name` is NUL-terminated; without `ctx` only metadata is read.
-        let ctx = unsafe { sys::gguf_init_from_file(name.as_ptr(), params) };
-        let ctx = NonNull::new(ctx).ok_or_else(|| not_gguf("its metadata or tensor table is damaged or cut"))?;
+        Ok(Self::read(path.as_ref())?)
+    }
+
+    /// As [`GgufFile::open`].
+    pub(in crate::llama) fn read(path: &Path) -> Result<Self, LlamaError> {
+        let n_bytes = check_file(path)?;
+        let name = c_path(path)?;
+        let mut raw = ptr::null_mut();
+        logging::clear_errors();
+        // SAFETY: the path is a C string and the place for the context outlives the call.
+        guard::call(|message, size| unsafe { guard::eldr_guard_gguf_open(name.as_ptr(), &raw mut raw, message, size) })
+            .map_err(|e| LlamaError::BadHeader { path: path.to_owned(), reason: e.to_string() })?;
+        let ctx = NonNull::new(raw)
+            .ok_or_else(|| LlamaError::BadHeader { path: path.to_owned(), reason: logging::take_reason() })?;
         // From here `Self` owns `ctx`.
-        let mut this = Self { ctx, path: path.to_owned(), n_bytes: meta.len(), data_offset: 0, tensors: Vec::new() };
+        let mut this = Self { ctx, path: path.to_owned(), n_bytes, data_offset: 0, tensors: Vec::new() };
         // SAFETY: `ctx` is alive.
         this.data_offset = unsafe { sys::gguf_get_data_offset(this.as_ptr()) } as u64;
         // SAFETY: `ctx` is alive.
         let n_tensors = unsafe { sys::gguf_get_n_tensors(this.as_ptr()) };
         this.tensors = (0..n_tensors).map(|id| this.tensor_info(id)).collect();
-        let need = this.tensors.iter().map(|t| this.data_offset + t.offset + t.n_bytes).max().unwrap_or(0);
-        if need > this.n_bytes {
-            return Err(GgufError::Truncated { path: this.path.clone(), n_bytes: this.n_bytes, need });
+        let end = |tensor: &TensorInfo| this.data_offset.saturating_add(tensor.offset).saturating_add(tensor.n_bytes);
+        let need = this.tensors.iter().map(end).fold(this.data_offset, u64::max);
+        if need > n_bytes {
+            return Err(LlamaError::Truncated { path: this.path.clone(), need, have: n_bytes });
         }
         Ok(this)
+    }
+
+    /// The strings of the array `key` as they are, in UTF-8 or not; none where it is no such array.
+    pub(in crate::llama) fn strings(&self, key: &CStr) -> Option<Vec<&[u8]>> {
+        // SAFETY: `ctx` is alive and the key a C string.
+        let id = unsafe { sys::gguf_find_key(self.as_ptr(), key.as_ptr()) };
+        if id < 0 {
+            return None;
+        }
+        // SAFETY: `id` is a key.
+        if unsafe { sys::gguf_get_kv_type(self.as_ptr(), id) } != sys::GGUF_TYPE_ARRAY {
+            return None;
+        }
+        // SAFETY: `id` is an array.
+        if unsafe { sys::gguf_get_arr_type(self.as_ptr(), id) } != sys::GGUF_TYPE_STRING {
+            return None;
+        }
+        // SAFETY: `id` is an array.
+        let n = unsafe { sys::gguf_get_arr_n(self.as_ptr(), id) };
+        let string = |i| {
+            // SAFETY: `id` is an array of `n` strings.
+            let value = unsafe { sys::gguf_get_arr_str(self.as_ptr(), id, i) };
+            // SAFETY: a C string that lives as long as `ctx`, which `self` owns.
+            unsafe { CStr::from_ptr(value) }.to_bytes()
+        };
+        Some((0..n).map(string).collect())
     }
 
     /// The file's name as it was opened.
@@ -248,4 +274,32 @@ unsafe fn packed<T: Copy + Default>(data: *const c_void, n: usize) -> Vec<T> {
         unsafe { ptr::copy_nonoverlapping(data.cast::<u8>(), numbers.as_mut_ptr().cast::<u8>(), n * size_of::<T>()) };
     }
     numbers
+}
+
+/// Checks what can be checked without ggml; gives the file's length.
+fn check_file(path: &Path) -> Result<u64, LlamaError> {
+    let unreadable = |e: io::Error| LlamaError::Unreadable { path: path.to_owned(), reason: e.to_string() };
+    let facts = fs::metadata(path).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => LlamaError::NotFound { path: path.to_owned() },
+        _ => unreadable(e),
+    })?;
+    if !facts.is_file() {
+        return Err(LlamaError::NotAFile { path: path.to_owned() });
+    }
+    let mut magic = Vec::new();
+    File::open(path).and_then(|file| file.take(4).read_to_end(&mut magic)).map_err(unreadable)?;
+    if magic != b"GGUF" {
+        let found = if magic.is_empty() { "nothing".to_owned() } else { format!("\"{}\"", magic.escape_ascii()) };
+        return Err(LlamaError::NotGguf { path: path.to_owned(), found });
+    }
+    Ok(facts.len())
+}
+
+/// The path of a model as llama.cpp takes it.
+pub(in crate::llama) fn c_path(path: &Path) -> Result<CString, LlamaError> {
+    let bytes = path.to_str().map(str::as_bytes).ok_or_else(|| LlamaError::Unreadable {
+        path: path.to_owned(),
+        reason: "llama.cpp takes paths in UTF-8 only".to_owned(),
+    })?;
+    CString::new(bytes).map_err(|_| LlamaError::Nul { what: "the model's path" })
 }

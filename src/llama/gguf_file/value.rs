@@ -94,7 +94,7 @@ impl From<&str> for Value {
 
 /// A tensor's number format: a ggml type, which stores rows in blocks of [`TensorType::block_len`] numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorType(pub(super) sys::ggml_type);
+pub struct TensorType(pub(in crate::llama) sys::ggml_type);
 
 impl TensorType {
     /// 32-bit floats.

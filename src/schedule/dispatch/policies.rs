@@ -20,6 +20,8 @@ pub struct SubmitParams {
     /// Chooses its decode worker instead of the policy in use; it must have been lent
     /// ([`crate::schedule::Dispatcher::lend_policy`]).
     pub policy: Option<PolicyKind>,
+    /// Its whole prompt is computed, whatever a worker holds of it.
+    pub fresh: bool,
 }
 
 /// The policy of all requests that ask for no other, and those that were asked for.

@@ -1,5 +1,7 @@
 use serde::{Deserialize, Serialize};
 
+use crate::route::StepTime;
+
 /// What a device's steps take, in milliseconds: fitted by `eldr bench --fit`, estimated, or written by hand.
 ///
 /// ```
@@ -8,10 +10,10 @@ use serde::{Deserialize, Serialize};
 /// let cost = DeviceCost {
 ///     source: "by hand".to_owned(),
 ///     decode: DecodeCost { fixed: 2.0, per_expert: 0.01, per_token: 0.05, per_kv_token: 0.0 },
-///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1 },
+///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1, per_kv_token: 0.0 },
 ///     handoff: HandoffCost::default(),
 /// };
-/// assert_eq!(cost.prefill.step(10), 2.0);
+/// assert_eq!(cost.prefill.step(10, 0), 2.0);
 /// assert!(cost.decode.step(400, 8, 0) > cost.decode.step(300, 8, 0), "experts have to be read");
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +46,8 @@ pub struct DecodeCost {
     pub per_kv_token: f64,
 }
 
-/// A prefill step of one prompt's chunk takes `fixed + per_token * tokens`.
+/// A prefill step of one prompt's chunk takes `fixed + per_token * tokens + per_kv_token * context`, where the context of a
+/// token is all tokens up to it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillCost {
@@ -52,6 +55,9 @@ pub struct PrefillCost {
     pub fixed: f64,
     /// For each token of it.
     pub per_token: f64,
+    /// For each token of context, summed over the tokens of the chunk: attention, which is felt in long prompts.
+    #[serde(default)]
+    pub per_kv_token: f64,
 }
 
 /// Taking a sequence in takes a decode worker `fixed + per_token * tokens` more in that step.
@@ -76,9 +82,15 @@ impl DecodeCost {
 }
 
 impl PrefillCost {
-    /// Milliseconds of a chunk of `n_tokens`.
-    pub fn step(&self, n_tokens: usize) -> f64 {
-        self.fixed + self.per_token * n_tokens as f64
+    /// Milliseconds of a chunk of `n_tokens` after the prompt's first `pos`.
+    pub fn step(&self, n_tokens: usize, pos: u32) -> f64 {
+        self.fixed + self.per_token * n_tokens as f64 + self.per_kv_token * Self::context(n_tokens, pos)
+    }
+
+    /// Tokens of context, summed over a chunk of `n_tokens` after the first `pos`.
+    pub(crate) fn context(n_tokens: usize, pos: u32) -> f64 {
+        let n = n_tokens as f64;
+        n * f64::from(pos) + n * (n + 1.0) / 2.0
     }
 }
 
@@ -93,6 +105,12 @@ impl HandoffCost {
 const LONGEST_MS: f64 = 1e9;
 
 impl DeviceCost {
+    /// What a decode step takes, in milliseconds, as a policy predicts it.
+    pub fn step_time(&self) -> StepTime {
+        let DecodeCost { fixed, per_expert, per_token, per_kv_token } = self.decode;
+        StepTime { fixed, per_expert, per_sequence: per_token, per_token: per_kv_token }
+    }
+
     /// What is wrong with the numbers, in a sentence, or nothing.
     pub fn problem(&self) -> Option<String> {
         let numbers = [
@@ -102,6 +120,7 @@ impl DeviceCost {
             ("decode.per_kv_token", self.decode.per_kv_token),
             ("prefill.fixed", self.prefill.fixed),
             ("prefill.per_token", self.prefill.per_token),
+            ("prefill.per_kv_token", self.prefill.per_kv_token),
             ("handoff.fixed", self.handoff.fixed),
             ("handoff.per_token", self.handoff.per_token),
         ];
@@ -120,12 +139,13 @@ impl DeviceCost {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::route::StepLoad;
 
     pub fn cost() -> DeviceCost {
         DeviceCost {
             source: "planted".into(),
             decode: DecodeCost { fixed: 4.0, per_expert: 0.25, per_token: 0.5, per_kv_token: 0.001 },
-            prefill: PrefillCost { fixed: 2.0, per_token: 0.1 },
+            prefill: PrefillCost { fixed: 2.0, per_token: 0.1, per_kv_token: 0.0 },
             handoff: HandoffCost { fixed: 0.5, per_token: 0.01 },
         }
     }
@@ -134,7 +154,12 @@ pub(super) mod tests {
     fn the_parts_add_up() {
         let DeviceCost { decode, prefill, handoff, .. } = cost();
         assert!((decode.step(8, 2, 100) - (4.0 + 2.0 + 1.0 + 0.1)).abs() < 1e-12);
-        assert!((prefill.step(30) - 5.0).abs() < 1e-12);
+        let load = StepLoad { n_experts: 8.0, n_batch: 2.0, n_context: 100.0 };
+        assert_eq!(cost().step_time().of(&load).to_bits(), decode.step(8, 2, 100).to_bits());
+        assert!((prefill.step(30, 100) - 5.0).abs() < 1e-12);
+        let attending = PrefillCost { per_kv_token: 0.5, ..prefill };
+        // Tokens 101, 102 and 103 of a prompt attend to as many.
+        assert!((attending.step(3, 100) - (2.0 + 0.3 + 0.5 * 306.0)).abs() < 1e-12);
         assert!((handoff.step(50) - 1.0).abs() < 1e-12);
     }
 

@@ -71,14 +71,14 @@ impl Run<'_> {
         self.woken.push(source);
     }
 
-    /// What the scenario has planned. A worker that can not be drained or resumed stays as it is.
+    /// What the scenario has planned, which can happen: it was checked.
     pub(super) fn happen(&mut self, event: Event) {
         let worker = WorkerId(event.worker);
         match event.what {
             Happens::Fail => {
                 let state = &mut self.decode[worker.index()];
-                state.doomed = !self.dispatcher.lost()[worker.index()];
-                if state.step.is_none() && state.doomed {
+                state.doomed = true;
+                if state.step.is_none() {
                     self.decode_done(worker);
                 }
             }
@@ -86,11 +86,10 @@ impl Run<'_> {
                 let speed = self.speed_of(worker);
                 self.decode[worker.index()].slowness = event.by / speed;
             }
-            Happens::Drain => {
-                let _ = self.dispatcher.drain_decode(worker);
-            }
+            Happens::Drain => self.dispatcher.drain_decode(worker).expect("another one takes requests"),
             Happens::Resume => {
-                let _ = self.dispatcher.resume_decode(worker, &mut self.commands);
+                let resumed = self.dispatcher.resume_decode(worker, &mut self.commands);
+                resumed.expect("the worker is not lost");
             }
             Happens::Join => {
                 let n_slots = event.by as u32;

@@ -80,7 +80,7 @@ impl Preset {
                 per_token: compute_ms,
                 per_kv_token: read_ms(model.kv_bytes),
             },
-            prefill: PrefillCost { fixed, per_token: compute_ms },
+            prefill: PrefillCost { fixed, per_token: compute_ms, per_kv_token: 0.0 },
             handoff: HandoffCost { fixed: LAUNCH_MS, per_token: model.kv_bytes / (self.link * 1e6) },
         }
     }

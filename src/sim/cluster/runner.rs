@@ -145,7 +145,7 @@ impl ModelRunner for ClusterRunner<'_> {
         last: bool,
         _: Option<&mut ChunkCounts>,
     ) -> Result<Option<Token>, RunError> {
-        self.charged.ms += self.cost.prefill.step(tokens.len());
+        self.charged.ms += self.cost.prefill.step(tokens.len(), pos);
         let token = tokens.last().copied().unwrap_or_default();
         // A chunk of nothing but the shared prefix tells no request yet.
         let resident = self.resident(token).unwrap_or_default();

@@ -2,6 +2,8 @@
 //!
 //! Never reads a file: `eldr simulate` reads TOML into it.
 
+mod events;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -58,7 +60,7 @@ const MOST_TIMES: f64 = 1e6;
 /// let cost = DeviceCost {
 ///     source: "by hand".to_owned(),
 ///     decode: DecodeCost { fixed: 2.0, per_expert: 0.01, per_token: 0.05, per_kv_token: 0.0 },
-///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1 },
+///     prefill: PrefillCost { fixed: 1.0, per_token: 0.1, per_kv_token: 0.0 },
 ///     handoff: HandoffCost::default(),
 /// };
 /// assert_ne!(cost.source, estimated.source);
@@ -206,9 +208,9 @@ pub enum Happens {
     Fail,
     /// Its steps take `by` times as long; 1 is well again.
     Slow,
-    /// It gets nothing new.
+    /// It gets nothing new. There must be another one that does.
     Drain,
-    /// It gets requests again.
+    /// It gets requests again. A lost worker does not come back.
     Resume,
     /// One more worker, of `by` slots.
     Join,
@@ -338,48 +340,6 @@ impl Scenario {
                 (self.burst.is_some() && self.swing.is_some())
                     .then(|| "burst and swing are both given: the rate can follow one of them".to_owned())
             })
-    }
-
-    fn bad_event(&self) -> Option<String> {
-        let mut n_workers = self.n_workers() as u64;
-        let mut last = 0.0;
-        for (nth, event) in self.event.iter().enumerate() {
-            let name = format!("event {nth}");
-            if !(event.at.is_finite() && event.at >= last) {
-                return Some(format!("{name} is at {}, which must be a time not before the event above it", event.at));
-            }
-            if event.at > LONGEST {
-                return Some(format!("{name} is at {:e} seconds, which must be at most {LONGEST:e}", event.at));
-            }
-            last = event.at;
-            if !(event.by.is_finite() && event.by > 0.0) {
-                return Some(format!("{name}: by is {}, which must be a finite number above 0", event.by));
-            }
-            if event.what == Happens::Slow && event.by > MOST_TIMES {
-                return Some(format!("{name}: by is {:e}, which must be at most {MOST_TIMES:e}", event.by));
-            }
-            if event.what == Happens::Join {
-                if event.by > MOST_SLOTS as f64 {
-                    return Some(format!(
-                        "{name}: by is {}, and a worker may have {MOST_SLOTS} slots at most",
-                        event.by
-                    ));
-                }
-                if event.by < 1.0 {
-                    return Some(format!("{name}: by is {}, and the new worker needs a slot at least", event.by));
-                }
-                if event.by.fract() != 0.0 {
-                    return Some(format!("{name}: by is {}, which must be a whole number of slots", event.by));
-                }
-                n_workers += 1;
-            } else if u64::from(event.worker) >= n_workers {
-                return Some(format!(
-                    "{name} is about decode worker {}, and then there are {n_workers}, counted from 0",
-                    event.worker
-                ));
-            }
-        }
-        None
     }
 
     fn bad_mix(&self, domains: &[String]) -> Option<String> {

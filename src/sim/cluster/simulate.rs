@@ -54,7 +54,7 @@ pub struct Pool<'a> {
 /// time go in order of events.
 ///
 /// # Errors
-/// A scenario or a cost that makes no sense, nothing to serve, and requests that nobody is left to serve.
+/// A scenario or a cost that makes no sense, and nothing to serve. Requests that nobody is left to serve fail.
 pub fn simulate(
     pool: Pool<'_>,
     scenario: &Scenario,
@@ -73,7 +73,7 @@ pub fn simulate(
     if pool.served.is_empty() || pool.served.iter().any(|&index| pool.set.n_steps(index) == 0) {
         return Err(SimError::NoRequests);
     }
-    Run::new(pool, scenario, policy, refitter).run()
+    Ok(Run::new(pool, scenario, policy, refitter).run())
 }
 
 /// The labels of the requests that are served, by name.
@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
         self.decode.push(Worker::new(scheduler, runner, slowness));
     }
 
-    fn run(mut self) -> Result<ClusterReport, SimError> {
+    fn run(mut self) -> ClusterReport {
         for event in &self.scenario.event {
             self.at(event.at, Happening::Planned(*event));
         }
@@ -180,9 +180,8 @@ impl<'a> Run<'a> {
             }
             self.after_each();
         }
-        if self.dispatcher.n_active() > 0 {
-            return Err(SimError::NeverEnd { n_active: self.dispatcher.n_active(), at: self.now });
-        }
+        // Its dispatcher is not patient: without a worker that takes requests those that wait fail.
+        assert_eq!(self.dispatcher.n_active(), 0, "requests are left at {} s, and nothing is to come", self.now);
         let stats = self.dispatcher.stats();
         let cache = self.dispatcher.cache_stats();
         let totals = Totals {
@@ -197,7 +196,7 @@ impl<'a> Run<'a> {
             copies: self.mix.n_copies(),
             cached: cache.n_cached_tokens as f64 / (cache.n_prompt_tokens as f64).max(1.0),
         };
-        Ok(self.meter.report(totals))
+        self.meter.report(totals)
     }
 
     fn after_each(&mut self) {
@@ -379,6 +378,28 @@ mod tests {
         let report = world.run(&Scenario { event, ..four(Scenario::default()) }, PolicyKind::LeastLoaded);
         assert_eq!((report.finished + report.failed, report.lost), (300, 4));
         assert!(report.failed > 200, "{report:?}");
+    }
+
+    // Requests were said to wait for ever where every worker that is left is drained. They never did.
+    #[test]
+    fn with_the_only_worker_that_is_left_drained_all_that_comes_fails_until_it_is_resumed() {
+        let world = World::new(&Planted::default());
+        let at = |at, worker, what| Event { at, worker, what, by: 12.0 };
+        let lost = (1..4).map(|worker| at(0.6, worker, Happens::Fail));
+        let event: Vec<_> = [at(0.5, 0, Happens::Drain)].into_iter().chain(lost).collect();
+        for policy in PolicyKind::ALL {
+            let report = world.run(&four(Scenario { event: event.clone(), ..Scenario::default() }), policy);
+            assert_eq!((report.finished + report.failed, report.lost), (300, 3), "{policy}");
+            assert!(report.failed > 200 && report.finished > 0, "{report:?}");
+        }
+        let slow = four(Scenario { rate: Some(20.0), ..Scenario::default() });
+        let failed = |more: Option<Event>| {
+            let event = event.iter().copied().chain(more).collect();
+            world.run(&Scenario { event, ..slow.clone() }, PolicyKind::LeastLoaded).failed
+        };
+        let (left, resumed, joined) =
+            (failed(None), failed(Some(at(5.0, 0, Happens::Resume))), failed(Some(at(5.0, 0, Happens::Join))));
+        assert!(left > 200 && resumed < 150 && joined < 150, "{left} {resumed} {joined}");
     }
 
     #[test]
