@@ -31,6 +31,12 @@ options=()
 cmake -S "$LLAMA_CPP" -B "$build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF \
     -DGGML_CPU=OFF "-DGGML_${backend^^}=ON" -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_TESTS=OFF \
     -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF "${options[@]}" "$@"
+if [ "$backend" = vulkan ]; then
+    headers=$(sed -n 's/^Vulkan_INCLUDE_DIR:[A-Z]*=//p' "$build/CMakeCache.txt")
+    # Otherwise said by the compiler, after all the shaders.
+    grep -q VkLayerSettingEXT "$headers/vulkan/vulkan_core.h" ||
+        stop "Vulkan's headers in $headers are too old for this llama.cpp: name newer ones with -DVulkan_INCLUDE_DIR=FOLDER."
+fi
 began=$SECONDS
 cmake --build "$build" --target "ggml-$backend" -j "${JOBS:-1}"
 library=$(find "$build" -name "libggml-$backend.so" | head -n 1)
