@@ -231,7 +231,9 @@ impl Pool<'_> {
             let n_distinct = f64::from(draws.iter().map(distinct).sum::<u32>()) / draws.len() as f64;
             let StepCost { fixed, per_expert, per_token } = self.cost;
             let time = fixed + per_expert * n_distinct + per_token * part.len() as f64;
-            part.iter().for_each(|&at| times[at] = time);
+            for &at in part {
+                times[at] = time;
+            }
             (experts, n_busy) = (experts + n_distinct, n_busy + 1.0);
         }
         Steps { times, experts: experts / f64::max(n_busy, 1.0) }

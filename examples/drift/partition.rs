@@ -51,7 +51,7 @@ impl Partition<'_> {
 
     /// The step times of all requests together; over their number, what the mean request's token takes.
     pub fn total(&self, parts: &Parts) -> f64 {
-        parts.iter().map(|part| self.time(self.reads(&self.spared_by(part)), part.len())).sum()
+        parts.iter().map(|part| self.time(reads(&self.spared_by(part)), part.len())).sum()
     }
 
     fn improve(&self, start: Parts) -> Parts {
@@ -81,7 +81,7 @@ impl Partition<'_> {
         let mut best: Option<Change> = None;
         let leaving = search.parts[from][place];
         let n_from = search.parts[from].len();
-        let alone = self.time(self.reads(&search.without[leaving]), n_from - 1);
+        let alone = self.time(reads(&search.without[leaving]), n_from - 1);
         for to in (0..search.parts.len()).filter(|&to| to != from) {
             let n_to = search.parts[to].len();
             let before = search.total[from] + search.total[to];
@@ -104,15 +104,12 @@ impl Partition<'_> {
     }
 
     fn apply(&self, search: &mut Search, Change { from: (from, place), to, back, .. }: Change) {
-        match back {
-            Some(at) => {
-                let leaving = search.parts[from][place];
-                search.parts[from][place] = std::mem::replace(&mut search.parts[to][at], leaving);
-            }
-            None => {
-                let leaving = search.parts[from].swap_remove(place);
-                search.parts[to].push(leaving);
-            }
+        if let Some(at) = back {
+            let leaving = search.parts[from][place];
+            search.parts[from][place] = std::mem::replace(&mut search.parts[to][at], leaving);
+        } else {
+            let leaving = search.parts[from].swap_remove(place);
+            search.parts[to].push(leaving);
         }
         self.settle(search, from);
         self.settle(search, to);
@@ -122,7 +119,7 @@ impl Partition<'_> {
     fn settle(&self, search: &mut Search, worker: usize) {
         let part = &search.parts[worker];
         let spared = self.spared_by(part);
-        search.total[worker] = self.time(self.reads(&spared), part.len());
+        search.total[worker] = self.time(reads(&spared), part.len());
         for &request in part {
             let own = spared.iter().zip(&self.spared[request]);
             search.without[request] = own.map(|(all, own)| all / own).collect();
@@ -138,11 +135,6 @@ impl Partition<'_> {
         spared
     }
 
-    /// Distinct experts a step is expected to read.
-    fn reads(&self, spared: &[f64]) -> f64 {
-        spared.len() as f64 - spared.iter().sum::<f64>()
-    }
-
     /// The same with one request more.
     fn reads_both(&self, spared: &[f64], request: usize) -> f64 {
         spared.len() as f64 - dot(spared, &self.spared[request])
@@ -154,6 +146,11 @@ impl Partition<'_> {
         let n_batch = n_batch as f64;
         n_batch * (fixed + per_expert * n_distinct + per_token * n_batch)
     }
+}
+
+/// Distinct experts a step is expected to read.
+fn reads(spared: &[f64]) -> f64 {
+    spared.len() as f64 - spared.iter().sum::<f64>()
 }
 
 /// Several sums at a time, which is faster than one.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    bench::{BenchError, BenchRequest, PickStore, Probe, Timeline},
+    bench::{BenchError, BenchRequest, PickStore, Probe, Stopwatch, Timeline},
     refit::{RefitStats, Refitter},
     schedule::{
         CacheStats, Command, DecodeWorker, Dispatcher, ModelRunner, Outcome, PrefillWorker, Source, StepPicks,
@@ -304,7 +304,9 @@ impl<'a> VirtualRun<'a> {
                 worker.n_untold += 1;
                 let tells = feedback > 0 && worker.n_untold >= feedback && !step.picks.is_empty();
                 let told = (!step.picks.is_empty()).then(|| (step.requests.clone(), step.picks.clone()));
-                let own = TimedStep { took, n_alone: step.n_decoded_alone(), tells, stall: Duration::ZERO };
+                let is_timed = self.probe.stopwatch() != Stopwatch::Charged;
+                let n_alone = if is_timed { step.n_decoded_alone() } else { step.n_only_decoded() };
+                let own = TimedStep { took, n_alone, tells, stall: Duration::ZERO };
                 let (step, done) = self.timed(own)?;
                 if step.tells {
                     self.decode[index].n_untold = 0;

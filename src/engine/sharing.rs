@@ -40,7 +40,7 @@ impl Known {
         for spec in config.prefill.0.iter().chain(&config.decode.0) {
             spec.device_names().try_for_each(|name| named(name, config.rpc_deadline).map(drop))?;
         }
-        Ok(Self { best, all: backend.all_devices() })
+        Ok(Self { best, all: backend.all_devices()? })
     }
 
     /// The devices of an entry, in the order of its layers; remote ones keep to the configured deadline.

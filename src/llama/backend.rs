@@ -114,8 +114,8 @@ impl Backend {
     }
 
     /// Every RPC device, then every GPU of this machine, or the integrated ones where it has no other: what llama.cpp
-    /// divides a model over unless it is told. The CPU where there is none of these.
-    pub fn all_devices(&self) -> Vec<Device> {
+    /// divides a model over unless it is told. The CPU where there is none of these; errors as [`Backend::best_device`].
+    pub fn all_devices(&self) -> Result<Vec<Device>, LlamaError> {
         let all = self.all();
         let of = |kind: DeviceKind| all.iter().filter(move |device| device.kind() == kind).cloned();
         let mut found: Vec<Device> = of(DeviceKind::Rpc).collect();
@@ -131,7 +131,7 @@ impl Backend {
         if !found.iter().any(|device| device.kind() == DeviceKind::Gpu) {
             found.extend(of(DeviceKind::IntegratedGpu).take(1));
         }
-        if found.is_empty() { self.best_device().into_iter().collect() } else { found }
+        if found.is_empty() { self.best_device().map(|best| vec![best]) } else { Ok(found) }
     }
 
     /// The devices of the RPC server at `host:port`, at least one. A server that has failed since is asked anew, and its
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn all_devices_are_some_and_each_once() {
-        let all = Backend::init().all_devices();
+        let all = Backend::init().all_devices().expect("a CPU");
         assert!(!all.is_empty());
         assert!(all.iter().enumerate().all(|(at, device)| !all[..at].contains(device)), "{all:?}");
     }

@@ -116,7 +116,8 @@ impl Model {
         let path = path.as_ref();
         let header = Header::read(path)?;
         let failed = |reason: String| LlamaError::Load { path: path.to_owned(), reason };
-        let mut spread = Spread::new(backend, params).map_err(failed)?;
+        let first = params.device.clone().map_or_else(|| backend.best_device(), Ok)?;
+        let mut spread = Spread::new(first, params).map_err(failed)?;
         // Where it is missing, llama.cpp says so itself.
         let n_layer = header.number(&format!("{}.block_count", header.text("general.architecture"))).unwrap_or(0);
         let overrides = Overrides::new(params.cpu_moe, u32::try_from(n_layer).unwrap_or(u32::MAX));

@@ -7,7 +7,6 @@ use std::{iter, ptr};
 use llama_cpp_sys_2 as sys;
 
 use super::{
-    backend::Backend,
     device::{Device, DeviceKind},
     model::ModelParams,
 };
@@ -26,10 +25,8 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// As `params` say. Errors: what llama.cpp would read past an end for, or abort on.
-    pub fn new(backend: &Backend, params: &ModelParams) -> Result<Self, String> {
-        let first =
-            params.device.clone().map_or_else(|| backend.best_device(), Ok).map_err(|error| error.to_string())?;
+    /// `first` and those beside it, as `params` say. Errors: what llama.cpp would read past an end for, or abort on.
+    pub fn new(first: Device, params: &ModelParams) -> Result<Self, String> {
         let devices: Vec<Device> = iter::once(first).chain(params.beside.iter().cloned()).collect();
         let n = devices.len();
         let is_host = |device: &Device| device.kind() == DeviceKind::Cpu;
@@ -70,16 +67,15 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llama::Backend;
 
     #[test]
     fn what_llama_cpp_would_abort_on_is_refused() {
-        let backend = Backend::init();
-        let cpu = backend.device("cpu").expect("a CPU");
+        let cpu = Backend::init().device("cpu").expect("a CPU");
         let spread = |n: usize, shares: &[u32]| {
             let beside = vec![cpu.clone(); n - 1];
-            let params =
-                ModelParams { device: Some(cpu.clone()), beside, shares: shares.to_vec(), ..ModelParams::default() };
-            Spread::new(&backend, &params)
+            let params = ModelParams { beside, shares: shares.to_vec(), ..ModelParams::default() };
+            Spread::new(cpu.clone(), &params)
         };
         let host = spread(1, &[]).expect("the host alone");
         assert!(host.is_host() && host.devices.len() == 1 && host.shares.is_empty());

@@ -102,8 +102,13 @@ impl DecodeStep {
     /// The sequences of a step that decoded and did nothing else, no counting either, so that its time tells about decoding;
     /// nothing of others.
     pub fn n_decoded_alone(&self) -> Option<u32> {
+        self.n_only_decoded().filter(|_| self.picks.is_empty())
+    }
+
+    /// The same where counting takes no time.
+    pub fn n_only_decoded(&self) -> Option<u32> {
         let n_other = self.n_imported + self.n_refilled + self.n_replayed + self.n_relocated + self.n_exported;
-        (n_other == 0 && !self.requests.is_empty() && self.picks.is_empty()).then_some(self.requests.len() as u32)
+        (n_other == 0 && !self.requests.is_empty()).then_some(self.requests.len() as u32)
     }
 }
 

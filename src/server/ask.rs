@@ -32,6 +32,7 @@ const ELDR: [&str; 4] = ["policy", "explain", "domain", "priority"];
 
 /// What every kind of generation can be asked for.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "fields of a request, each independent")]
 pub(super) struct Ask {
     pub sampling: SamplingParams,
     /// As many as fit without it.

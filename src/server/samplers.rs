@@ -48,15 +48,13 @@ pub(super) fn apply(fields: &Fields<'_>, sampling: &mut SamplingParams) -> Resul
     let refuse = |why: String| Err(ApiError::invalid(&fields.path("samplers"), why));
     let mut used = Vec::new();
     for name in &names {
-        match known(name) {
-            Some(name) => used.extend(OURS.iter().position(|&ours| ours == name)),
-            None => {
-                let [ours, off] = [OURS, OFF].map(|names| names.join(", "));
-                return refuse(format!(
-                    "samplers names {name:?}; this server knows {ours}, and {off}, which are always off"
-                ));
-            }
-        }
+        let Some(name) = known(name) else {
+            let [ours, off] = [OURS, OFF].map(|names| names.join(", "));
+            return refuse(format!(
+                "samplers names {name:?}; this server knows {ours}, and {off}, which are always off"
+            ));
+        };
+        used.extend(OURS.iter().position(|&ours| ours == name));
     }
     if !used.is_sorted_by(|a, b| a < b) {
         return refuse(format!("samplers must be in this server's order, each once: {}", OURS.join(", ")));

@@ -6,7 +6,7 @@
 #   bash tests/peers/nginx.sh PATH/TO/llama-server [MODEL]
 #
 # Both sides have WORKERS (2) workers of one thread each (eldr PREFILL prefill workers beside them, as many, which take turns with
-# them), SLOTS (8) sequences a worker, no flash attention, no prefix cache and the same requests. No more workers than cores: threads that wait for one another spin each other down. Needs nginx, and the program that
+# them), SLOTS (8) sequences a worker, flash attention as FLASH says (off), no prefix cache and the same requests. No more workers than cores: threads that wait for one another spin each other down. Needs nginx, and the program that
 # batched_bench.sh tells how to install. WORKLOADS ("mixed one"), CLIENTS ("16"), ROUNDS (5) and SCALE (1): see side_by_side.py. Run it
 # on a quiet machine. ELDR_ARGS are more options of `eldr serve`. PADDLER is the program of Paddler 1.0.0 (`cargo install paddler
 # --version 1.0.0 --locked`; the crate of 3.1.2 has no program), if it is to be compared. That side has not been run yet.

@@ -5,7 +5,7 @@
 #   bash tests/peers/one_worker.sh PATH/TO/llama-server [MODEL]
 #
 # Both servers are held to CORES (0) and compute with THREADS (1) threads; the client has the machine's other cores. Both have
-# SLOTS (32) sequences of 1024 tokens, no flash attention, no prefix cache and the same requests, of examples/data/task.serve.jsonl,
+# SLOTS (32) sequences of 1024 tokens, flash attention as FLASH says (off), no prefix cache and the same requests, of examples/data/task.serve.jsonl,
 # 32 to 96 tokens each. CLIENTS ("1 8 16 32"), ROUNDS (5) and SCALE (1): see side_by_side.py. The program comes as
 # tests/peers/batched_bench.sh tells; run it on a quiet machine. ELDR_ARGS and PEER_ARGS are more options of the two.
 set -euo pipefail

