@@ -150,6 +150,9 @@ impl BenchArgs {
 
     pub fn run(&self, output: &mut Output) -> Result<(), CliError> {
         let mut params = self.params()?;
+        if params.charge.is_some() && params.clock == Clock::Real {
+            return Err(CliError::usage("--charge is for the virtual clock: leave out --clock real"));
+        }
         self.check_labels(&mut params.policies)?;
         sweep::check(&self.sweep, &params)?;
         self.check_outputs(&params.model)?;
@@ -157,9 +160,6 @@ impl BenchArgs {
         if self.cost.is_some() && (params.clock == Clock::Real || params.config.prefix_cache != PrefixBudget::Off) {
             let why = "--cost needs steps timed one at a time: leave out --clock real and --prefix-cache";
             return Err(CliError::usage(why));
-        }
-        if params.charge.is_some() && params.clock == Clock::Real {
-            return Err(CliError::usage("--charge is for the virtual clock: leave out --clock real"));
         }
         if self.fit.is_none() {
             self.workers.unused(params.policies.iter().map(|kind| kind.name())).iter().for_each(|unused| note(unused));

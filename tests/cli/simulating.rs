@@ -161,7 +161,7 @@ fn what_can_not_be_simulated_is_refused_in_a_sentence() {
     let no_cost = write(&dir, "no-cost.toml", COST.replace("fixed = 9.0\nper_expert", "fixed = -1.0\nper_expert"));
     let wrong = &["no-cost.toml", "decode.fixed is -1 ms"];
     refused(&["simulate", "--trace", trace, "--cost", text(&no_cost)], wrong);
-    refused(&["run", "--step-cost", text(&no_cost), "-p", "x"], wrong);
+    refused(&["run", "--step-cost", text(&no_cost), "x"], wrong);
     refused(&["bench", "--charge", text(&no_cost), "--workload", trace], wrong);
     refused(
         &["bench", "--charge", cost, "--clock", "real", "--workload", trace],
