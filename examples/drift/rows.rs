@@ -23,12 +23,15 @@ pub struct Row {
     pub mean: Interval,
     /// The same against round robin.
     pub p50_to_round_robin: Interval,
-    /// The gain of `mean` as a share of what the best partition of even batches would gain, where that is known.
+    /// The gain of `mean` as a share of what the best partition of even batches would gain, where that is known and 2 % or more.
     pub of_best: Option<f64>,
     pub experts_per_step: f64,
     /// Decode steps of a worker until recovered, for each change of the workers; the mean over the seeds.
     pub recovery_steps: Vec<f64>,
 }
+
+/// Of a smaller gain no share is told: it would be of noise.
+const SHOWN: f64 = 2.0;
 
 impl Row {
     /// Median and P99.
@@ -65,7 +68,7 @@ pub fn rows(case: Case, workers: usize, names: &[(&str, bool)], runs: &[Vec<Outc
             p99: change(at, best(p99), p99),
             mean: change(at, best(average), average),
             p50_to_round_robin: change(at, 0, p50),
-            of_best: most.filter(|_| at >= 4).map(|most| gain(at) / most),
+            of_best: most.filter(|&most| at >= 4 && most < -SHOWN).map(|most| gain(at) / most),
             experts_per_step: mean(at, |run| run.experts),
             recovery_steps: (0..n_changes).map(|change| recovery(change) / runs.len() as f64).collect(),
         }
