@@ -313,7 +313,9 @@ impl RouteArgs {
             tau.then(|| format!("--tau changes nothing: {why}, {band}")),
             (self.min_band.is_some() && !has_band).then(|| format!("--min-band changes nothing: {why}, {band}")),
             refit.then(|| format!("--refit changes nothing: {why}, which moves no centroids")),
-            cost.then(|| format!("--step-cost changes nothing: {why}, which does not predict steps")),
+            cost.then(|| {
+                format!("--step-cost changes nothing: requests are routed by {policy}, which does not predict steps")
+            }),
             (policy == PolicyKind::Domain.name()).then(|| {
                 "policy domain goes by the labels of a workload, which requests do not have here: they are routed by \
                  load"

@@ -182,7 +182,8 @@ impl BenchArgs {
         }
         if let Some(path) = &self.cost {
             let cost = report.cost.as_ref();
-            let cost = cost.ok_or_else(|| CliError::input("--cost needs decode steps that read experts"))?;
+            let cost = cost.ok_or_else(|| CliError::input("--cost needs decode steps of several sizes, whose experts are counted: offer more load with --concurrency or \
+                     --rate, or measure with --fit"))?;
             write(path, &toml::to_string(cost).map_err(CliError::failed)?)?;
         }
         output.text(&table::table(&report))?;

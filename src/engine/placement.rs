@@ -183,7 +183,14 @@ fn parse(text: &str) -> Result<WorkerSpec, String> {
         return Err(format!("names no device after the @; {EXAMPLES}"));
     }
     spec.device = Some(split::names(device).collect::<Vec<_>>().join("+"));
+    let mut named = Vec::new();
     for item in settings.into_iter().flat_map(|items| items.split(',')) {
+        let name = item.split('=').next().unwrap_or_default().trim();
+        if named.contains(&name) {
+            return Err(format!("sets {} twice; set it once", shown(name)));
+        }
+        // Processors are a list.
+        named.extend(Some(name).filter(|name| !name.starts_with(|c: char| c.is_ascii_digit())));
         set(&mut spec, item.trim())?;
     }
     split::check(device, &spec.split)?;
@@ -353,6 +360,8 @@ mod tests {
             ("2@cpu[7-3]", "runs backwards"),
             ("2@cuda:0[0-3]", "only cpu workers"),
             ("2@cpu[0-3,threads=3]", "more threads than the 2 processors"),
+            ("2@cpu[threads=1,threads=2]", "sets threads twice"),
+            ("1@cuda:0+cuda:1[split=1:1,split=2:1]", "sets split twice"),
             ("2@cpu[threads=0]", "sets threads to no whole number"),
             ("2@cpu[thread=1]", "there go processors, threads=N"),
             ("2@cpu[slots=4]", "set --slots instead"),

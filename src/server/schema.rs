@@ -248,6 +248,11 @@ impl<'a> Writer<'a> {
         for (at, choice) in choices.iter().enumerate() {
             parts.push(self.schema(choice, &format!("{path}[{at}]"), depth + 1)?);
         }
+        if key == "oneOf" && choices.len() > apart::MAX_CHOICES {
+            let (n, most) = (choices.len(), apart::MAX_CHOICES);
+            let why = format!("{path} has {n} schemas, of which at most {most} are compared: use anyOf, or one enum");
+            return Err(ApiError::invalid(path, why));
+        }
         if key == "oneOf"
             && let Some((a, b)) = apart::alike(self.document, choices)
         {
@@ -367,6 +372,21 @@ mod tests {
             json_schema(&json!({"oneOf": [{"type": "null"}, {}, {"type": "null"}]}), "schema").expect_err("alike");
         assert!(
             error.message.starts_with("schema.oneOf has schemas 0 and 1, which one value may be both of"),
+            "{error:?}"
+        );
+    }
+
+    // Symptom: of 100 constants, two that differ were said to be alike: the pairs to look at had run out before them.
+    #[test]
+    fn one_of_more_schemas_than_are_compared_is_refused_by_their_number() {
+        let of = |n: usize| {
+            let choices: Vec<_> = (0..n).map(|at| json!({"const": format!("v{at}")})).collect();
+            json_schema(&json!({ "oneOf": choices }), "schema")
+        };
+        assert!(of(apart::MAX_CHOICES).is_ok());
+        let error = of(apart::MAX_CHOICES + 1).expect_err("one too many");
+        assert!(
+            error.message.starts_with("schema.oneOf has 65 schemas, of which at most 64 are compared"),
             "{error:?}"
         );
     }

@@ -216,8 +216,14 @@ fn fitted(
 
 impl Bench<'_> {
     /// The costs of the steps that this bench ran, adding up to the time they took, whatever lengthened some of them; nothing
-    /// where steps were not timed alone or their experts not counted.
+    /// where steps were not timed alone or their experts not counted, or all held as many sequences, which tells nothing of
+    /// others.
     pub(super) fn own_cost(&self) -> Option<DeviceCost> {
+        let mut batches = self.samples.iter().map(|step| step.n_batch);
+        let first = batches.next()?;
+        if batches.all(|n_batch| n_batch == first) {
+            return None;
+        }
         let (steps, chunks) = (rows(&self.samples), self.memo.timings(self.model.chunk(&self.config)));
         let chunks = chunk_rows(&chunks);
         let decode = least_squares(&steps)?.adding_up(&steps);

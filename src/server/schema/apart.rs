@@ -8,6 +8,8 @@ use super::parts::is_of;
 
 /// Pairs of schemas that are looked at for one `oneOf`, and pairs inside of one another: they may refer to one another.
 const MAX_PAIRS: usize = 4096;
+/// Schemas of one `oneOf`: each pair is looked at, with as many pairs left for what is inside of them.
+pub(super) const MAX_CHOICES: usize = 64;
 const MAX_DEPTH: usize = 96;
 
 /// Two of `choices` that one value may be of, by their places. References point into `document`.
