@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . tests/scripts/prerequisites.sh
 
 case "${1:-full}" in
-    full) size=1GiB workers=8 slots=24 per_worker=12 requests=130 tokens=32 recorded=400 fit_tokens=128 ;;
+    full) size=1GiB workers=8 slots=24 per_worker=12 requests=130 tokens=16 recorded=400 fit_tokens=128 ;;
     small) size=48MiB workers=2 slots=4 per_worker=2 requests=12 tokens=6 recorded=32 fit_tokens=8 ;;
     *) stop "the setting is full or small, not ${1:-}" ;;
 esac
