@@ -91,9 +91,11 @@ if [ "$setting" = full ]; then
     cargo bench --locked --bench tap
     figure "placement of 128 experts in each of 94 layers"
     cargo bench --locked --bench placement
-    figure "growth of costs"
-    cargo bench --locked --bench growth -- -o "$PWD/$out/growth.json" --svg "$PWD/$out/growth.svg"
 fi
+figure "growth of costs"
+small=()
+[ "$setting" = full ] || small=(--small)
+cargo bench --locked --bench growth -- "${small[@]}" -o "$out/growth.json" --svg "$out/growth.svg"
 
 figure "report"
 "$eldr" report "$out"/task.rate.json "$out"/task.pool.json -o "$out/report.md" --html "$out/report.html" --svg "$out/report.svg"
