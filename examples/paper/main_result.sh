@@ -106,6 +106,7 @@ for workload in task language; do
     "$eldr" bench -m "$out/inflated.gguf" --workload "examples/data/$workload.serve.jsonl" --threads 1 --max-prompt 120 \
         --calibration "$out/$workload.$real_workers.safetensors" --prefill "$((real_workers * 6))" --decode "$real_workers" \
         --slots "$slots" --concurrency "$((real_workers * per_worker))" --requests "$real_requests" --output-tokens "$real_tokens" \
-        --warmup 0.4 --policies round_robin,least_loaded,locality_band,marginal_cost --rows "$out/$workload.real.json" > /dev/null
+        --warmup 0.4 --step-cost "$cost" --policies round_robin,least_loaded,locality_band,marginal_cost \
+        --rows "$out/$workload.real.json" > /dev/null
     "$eldr" report "$out/$workload.real.json"
 done
