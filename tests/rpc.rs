@@ -6,7 +6,7 @@
 mod split;
 
 use std::{
-    env,
+    env, fs,
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
@@ -68,6 +68,16 @@ impl Server {
     fn signal(&self, name: &str) {
         let status = Command::new("kill").args([format!("-{name}"), self.0.id().to_string()]).status().unwrap();
         assert!(status.success(), "kill -{name}");
+        // Symptom: a server that was started at once found its predecessor's socket still open, and ended.
+        while name == "KILL" && !self.is_gone() {
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// It has ended, and its sockets with it; the test has not been told yet.
+    fn is_gone(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id()));
+        stat.map_or(true, |stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
     }
 }
 
