@@ -26,23 +26,19 @@ esac
 out="${OUT:-$TARGET/cpu_moe}"
 mkdir -p "$out"
 have python3 || stop "python3 is missing; install it and run this again."
-if [ -z "${ELDR:-}" ]; then
-    need_build_tools
-    cargo build --locked --release --quiet
-    ELDR="$TARGET/release/eldr"
-fi
+need_eldr
 if [ -z "${MODEL:-}" ]; then
     MODEL="$out/inflated.gguf"
-    [ -f "$MODEL" ] || "$ELDR" inflate --size "$size" -o "$MODEL" > /dev/null
+    [ -f "$MODEL" ] || "$eldr" inflate --size "$size" -o "$MODEL" > /dev/null
 fi
 calibration="${CALIBRATION:-$out/$workers.safetensors}"
 [ -f "$calibration" ] ||
-    "$ELDR" calibrate --prompts examples/data/task.calibration.jsonl --requests "$recorded" --max-tokens "$fit_tokens" --threads 1 \
+    "$eldr" calibrate --prompts examples/data/task.calibration.jsonl --requests "$recorded" --max-tokens "$fit_tokens" --threads 1 \
         --workers "$workers" --tau 0.1 --no-verdict -o "$calibration" > /dev/null
 
 device="${DEVICE:-}"
 if [ -z "$device" ]; then
-    "$ELDR" rpc-server --listen 127.0.0.1:0 --device cpu --threads 1 --json > "$out/server.json" &
+    "$eldr" rpc-server --listen 127.0.0.1:0 --device cpu --threads 1 --json > "$out/server.json" &
     server=$!
     trap 'kill "$server" 2> /dev/null || true' EXIT
     for _ in $(seq 100); do
@@ -54,7 +50,7 @@ fi
 
 # bench NAME DEVICE [OPTION..]
 bench() {
-    "$ELDR" bench -m "$MODEL" --workload examples/data/task.serve.jsonl --calibration "$calibration" --threads 1 --flash-attn off \
+    "$eldr" bench -m "$MODEL" --workload examples/data/task.serve.jsonl --calibration "$calibration" --threads 1 --flash-attn off \
         --temperature 0 --max-prompt 120 --prefill "$((workers * 6))@$2" --decode "$workers@$2" --slots "$slots" \
         --concurrency "$((workers * per_worker))" --requests "$requests" --output-tokens "$tokens" --warmup 0.4 \
         --policies round_robin,least_loaded,locality_band,marginal_cost --json "$out/$1.json" "${@:3}" > /dev/null

@@ -7,7 +7,8 @@
 #   bash examples/paper/past.sh small    the same commands at the smallest setting
 #
 # The model is the shipped one with its experts inflated to 1 GiB (zero rows: the same outputs and picks), so that memory is
-# what limits a step. OUT=DIR changes where the results go; TRACES=DIR takes task.trace and language.trace from there.
+# what limits a step. OUT=DIR changes where the results go; TRACES=DIR takes task.trace and language.trace from there;
+# ELDR=PROGRAM takes a built one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/scripts/prerequisites.sh
@@ -22,9 +23,7 @@ case "$setting" in
     *) stop "the setting is full or small, not $setting" ;;
 esac
 
-need_build_tools
-cargo build --locked --release --quiet
-eldr="$TARGET/release/eldr"
+need_eldr
 mkdir -p "$out"
 "$eldr" inflate -m "$model" --size "$size" --force -o "$out/inflated.gguf"
 
