@@ -4,35 +4,32 @@
 
 mod batch;
 mod feedback;
+mod predict;
 mod relief;
+mod spread;
 
 use std::sync::Arc;
 
 use batch::{Batch, Resident};
 use ndarray::Array2;
+use spread::Spread;
 
 use crate::{
     route::{
         Decision, Marginal, Reason, Relief, RouteBuildError, RouteError, RoutePolicy, RouteRequest, StepLoad, StepTime,
-        StepTimes, WorkerView,
-        centroids::Centroids,
-        load,
-        survival::{ONE, Tables},
+        StepTimes, WorkerView, centroids::Centroids, load, survival::Tables,
     },
-    signature::ExpertCounts,
     types::{MoeShape, RequestId, WorkerId},
 };
 
-/// Requests over which the usual picks are averaged.
-const USUAL_MEMORY: f32 = 256.0;
-
 /// Part of what a request would add to a worker's batch on average that is not held against it while it waits.
-const BARGAIN: f64 = 0.9;
+const BARGAIN: f64 = 0.8;
 
 /// How the cost is weighed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MarginalCostParams {
-    /// What a similarity one lower than the best costs, in steps. Counts only where there are centroids.
+    /// What a similarity one lower than the best costs, in steps, where recent requests spread evenly over the centroids; down
+    /// to a sixth of it where most are nearest to few of them. Counts only where there are centroids.
     pub lambda: f32,
     /// Tokens that the usual picks weigh in the prediction of a request's.
     pub prior_tokens: f32,
@@ -47,7 +44,7 @@ pub struct MarginalCostParams {
 impl Default for MarginalCostParams {
     /// As replays of recorded requests had the best median whose 99th percentile was never behind a load balancer's.
     fn default() -> Self {
-        Self { lambda: 0.1, prior_tokens: 2.0, pull: 1.5, feedback: 0 }
+        Self { lambda: 0.6, prior_tokens: 2.0, pull: 2.0, feedback: 0 }
     }
 }
 
@@ -60,7 +57,8 @@ impl Default for MarginalCostParams {
 /// With the worker's step time T, learnt from its steps ([`StepTimes`]), the batch of B sequences loses
 /// `J = (B + 1) T(B + 1, U + dU) - B T(B, U)` for each token, where what dU adds counts [`MarginalCostParams::pull`] times.
 /// Chosen is the least `J + lambda (best similarity - similarity) T`, T the eligible workers' mean step, and similarity the cosine of
-/// signature and centroid, where there are both.
+/// signature and centroid, where there are both. Lambda is less where the nearest centroids of recent requests are not spread over the
+/// workers as their slots are: who kept to them would crowd some workers and leave others idle.
 #[derive(Debug, Clone)]
 pub struct MarginalCost {
     params: MarginalCostParams,
@@ -73,17 +71,20 @@ pub struct MarginalCost {
     workers: Vec<Batch>,
     times: StepTimes,
     centroids: Option<Centroids>,
-    /// q of the request at hand, and what each worker would cost; kept to spare allocations.
+    spread: Spread,
+    /// q of the request at hand, who that is, and what each worker would cost; kept to spare allocations.
     picks: Vec<u16>,
+    asked: Option<RequestId>,
     offers: Vec<Offer>,
     /// Memory of those that have left, for those to come.
-    spare: Vec<Box<[u16]>>,
+    spare: Vec<Resident>,
 }
 
 /// What the request at hand would cost on an eligible worker.
 #[derive(Debug, Clone, Copy)]
 struct Offer {
     position: usize,
+    worker: WorkerId,
     similarity: Option<f32>,
     marginal: Marginal,
 }
@@ -105,7 +106,9 @@ impl MarginalCost {
             workers: vec![Batch::new(n); n_workers],
             times: StepTimes::new(StepTime::preset(n_layer, n_expert, k), n_workers),
             centroids: None,
+            spread: Spread::new(n_workers),
             picks: vec![0; n],
+            asked: None,
             offers: Vec::with_capacity(n_workers),
             spare: Vec::new(),
         }
@@ -137,52 +140,7 @@ impl MarginalCost {
         if n_workers > self.workers.len() {
             self.workers.resize(n_workers, Batch::new(self.usual.len()));
             self.times.make_room(n_workers);
-        }
-    }
-
-    /// The counts of a layer, if they are there.
-    fn row<'a>(&self, counts: Option<&'a ExpertCounts>, layer: usize) -> Option<&'a [u32]> {
-        let row = counts?.row(layer as u32)?;
-        assert_eq!(row.len(), self.n_expert, "counts of another model");
-        Some(row)
-    }
-
-    /// Predicts the request's picks into `picks`.
-    fn predict(&mut self, counts: Option<&ExpertCounts>) {
-        const LAST: f32 = (ONE - 1) as f32;
-        // Adding 2^23 rounds to a whole number, which then stands in the low bits.
-        const ROUND: f32 = 8_388_608.0;
-        let quantise = |q: f32| (q.min(LAST) + ROUND).to_bits() as u16;
-        let one = f32::from(ONE);
-        for layer in 0..self.n_layer {
-            let row = self.row(counts, layer);
-            let at = layer * self.n_expert..(layer + 1) * self.n_expert;
-            let (usual, picks) = (&self.usual[at.clone()], &mut self.picks[at]);
-            let n_tokens = counts.map_or(0, ExpertCounts::n_tokens);
-            match row.filter(|_| n_tokens > 0) {
-                Some(row) => {
-                    let scale = one / (n_tokens as f32 + self.params.prior_tokens);
-                    let prior = self.params.prior_tokens * scale;
-                    for ((q, &g), &c) in picks.iter_mut().zip(usual).zip(row) {
-                        *q = quantise(c.cast_signed() as f32 * scale + g * prior);
-                    }
-                }
-                None => picks.iter_mut().zip(usual).for_each(|(q, &g)| *q = quantise(g * one)),
-            }
-        }
-    }
-
-    /// Learns how often experts are picked usually.
-    fn learn(&mut self, counts: Option<&ExpertCounts>) {
-        let Some(counts) = counts.filter(|counts| counts.n_tokens() > 0) else { return };
-        self.n_seen = (self.n_seen + 1.0).min(USUAL_MEMORY);
-        let weight = 1.0 / (self.n_seen + 1.0);
-        let scale = 1.0 / counts.n_tokens() as f32;
-        for layer in 0..self.n_layer {
-            let Some(row) = self.row(Some(counts), layer) else { continue };
-            for (g, &c) in self.usual[layer * self.n_expert..].iter_mut().zip(row) {
-                *g += (c as f32 * scale - *g) * weight;
-            }
+            self.spread.make_room(n_workers);
         }
     }
 
@@ -203,10 +161,16 @@ impl MarginalCost {
         Marginal { experts: batch.survival.expected(), added_experts, step, cost, regret: 0.0 }
     }
 
+    /// What a similarity one lower than the best costs as of now, in steps.
+    fn lambda(&self, workers: &[WorkerView]) -> f64 {
+        if self.centroids.is_none() { 0.0 } else { f64::from(self.params.lambda) * self.spread.trust(workers) }
+    }
+
     /// Prices the request on every eligible worker; the best offer, and the highest similarity.
     fn price(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<(Offer, Option<f32>)> {
         self.make_room(workers.last().map_or(0, |worker| worker.id.index() + 1));
         self.predict(request.counts);
+        self.asked = Some(request.id);
         self.offers.clear();
         let mut best = f32::NEG_INFINITY;
         for (position, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.eligible()) {
@@ -216,10 +180,10 @@ impl MarginalCost {
                 _ => None,
             };
             best = best.max(similarity.unwrap_or(best));
-            self.offers.push(Offer { position, similarity, marginal });
+            self.offers.push(Offer { position, worker: worker.id, similarity, marginal });
         }
         let mean_step = self.offers.iter().map(|offer| offer.marginal.step).sum::<f64>() / self.offers.len() as f64;
-        let lambda = f64::from(self.params.lambda) * mean_step;
+        let lambda = self.lambda(workers) * mean_step;
         for offer in &mut self.offers {
             let behind = offer.similarity.map_or(0.0, |own| best - own);
             offer.marginal.regret = lambda * f64::from(behind);
@@ -227,6 +191,17 @@ impl MarginalCost {
         let score = |offer: &&Offer| offer.marginal.cost + offer.marginal.regret;
         let least = self.offers.iter().min_by(|a, b| score(a).total_cmp(&score(b)))?;
         Some((*least, (best > f32::NEG_INFINITY).then_some(best)))
+    }
+
+    /// How far each worker's similarity is behind the best, of the request that was priced last and is now placed. Workers
+    /// that were not eligible are as far behind as any.
+    fn compare(&mut self, behind: &mut Vec<f32>) {
+        let known = || self.offers.iter().filter_map(|offer| Some((offer.worker, offer.similarity?)));
+        let Some((nearest, best)) = known().max_by(|(_, a), (_, b)| a.total_cmp(b)) else { return };
+        let worst = known().map(|(_, similarity)| similarity).fold(best, f32::min);
+        behind.resize(self.workers.len(), best - worst);
+        known().for_each(|(worker, similarity)| behind[worker.index()] = best - similarity);
+        self.spread.observe(nearest);
     }
 }
 
@@ -270,10 +245,14 @@ impl RoutePolicy for MarginalCost {
         self.make_room(worker.index() + 1);
         self.predict(request.counts);
         self.learn(request.counts);
-        let mut picks = self.spare.pop().unwrap_or_else(|| vec![0; self.picks.len()].into());
-        picks.copy_from_slice(&self.picks);
+        let spare = self.spare.pop();
+        let mut resident = spare.unwrap_or_else(|| Resident::new(self.picks.len(), self.workers.len()));
+        resident.begin(request.id, &self.picks);
+        if self.asked == Some(request.id) {
+            self.compare(&mut resident.behind);
+        }
         let batch = &mut self.workers[worker.index()];
-        batch.push(Resident::new(request.id, picks), request.n_tokens, 0, &self.tables);
+        batch.push(resident, request.n_tokens, 0, &self.tables);
         batch.survival.remember();
     }
 
@@ -281,7 +260,7 @@ impl RoutePolicy for MarginalCost {
         let Some(batch) = self.workers.get_mut(worker.index()) else { return };
         let Some(at) = batch.find(id) else { return };
         let resident = batch.take(at, &self.tables);
-        self.spare.push(resident.picks);
+        self.spare.push(resident);
     }
 
     /// Learns from steps whose batch is the one the policy knows; others had a request on its way in or out.
@@ -323,7 +302,7 @@ mod tests {
     use crate::{
         rng::Rng,
         route::{LeastLoaded, load::tests::loads},
-        signature::Signature,
+        signature::{ExpertCounts, Signature},
     };
 
     const E: u32 = 16;
@@ -433,6 +412,27 @@ mod tests {
         assert!(marginal.regret > 0.0 && marginal.cost > 0.0, "{marginal:?}");
         let wide = Arc::new(ndarray::array![[1.0f32], [1.0]]);
         assert!(matches!(policy.set_centroids(&wide), Err(RouteBuildError::Width { found: 1, want: 2 })));
+    }
+
+    #[test]
+    fn centroids_that_crowd_one_worker_are_followed_less() {
+        let mut policy = policy(2).with_centroids(Arc::new(ndarray::array![[1.0f32, 0.0], [0.0, 1.0]])).expect("valid");
+        let sides = [[1.0, 0.0], [0.0, 1.0]].map(|side| Signature::normalised(side.to_vec()).expect("not zero"));
+        // On the worker that is not the nearest.
+        let mut regret = |sides: &[Signature], id: u64| {
+            for (nth, side) in sides.iter().cycle().take(40).enumerate() {
+                let request =
+                    RouteRequest { id: RequestId(id + nth as u64), signature: Some(side), ..RouteRequest::default() };
+                policy.select(&request, &loads(&[0, 0])).expect("room");
+                policy.placed(&request, WorkerId(0));
+                policy.left(request.id, WorkerId(0));
+            }
+            let request = RouteRequest { signature: Some(&sides[0]), ..RouteRequest::default() };
+            policy.select(&request, &loads(&[0, 0])).expect("room");
+            policy.offers[1].marginal.regret
+        };
+        let (even, crowded) = (regret(&sides, 0), regret(&sides[..1], 100));
+        assert!(even > 3.0 * crowded && crowded > 0.0, "{even} {crowded}");
     }
 
     proptest! {

@@ -120,7 +120,7 @@ pub struct Relief {
     pub from: WorkerId,
     /// The worker that would run it for less.
     pub to: WorkerId,
-    /// Time by which all sequences of both workers together wait less for each token.
+    /// Time by which all sequences of both workers together wait less for each token, less what it regrets more there.
     pub saved: f64,
     /// What it is expected to cost there.
     pub marginal: Marginal,

@@ -7,7 +7,7 @@ use crate::{
         StepLoad,
         survival::{Survival, Tables},
     },
-    types::RequestId,
+    types::{RequestId, WorkerId},
 };
 
 /// What one worker runs.
@@ -28,6 +28,8 @@ pub(super) struct Resident {
     pub picks: Box<[u16]>,
     /// Steps whose picks corrected that.
     pub n_corrections: u32,
+    /// How far each worker's similarity was behind the best when it came; none where nothing was compared.
+    pub behind: Vec<f32>,
     /// It came from another worker.
     pub has_moved: bool,
     context: i64,
@@ -36,9 +38,30 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// One that has not run yet.
-    pub fn new(id: RequestId, picks: Box<[u16]>) -> Self {
-        Self { id, picks, n_corrections: 0, has_moved: false, context: 0, since: 0 }
+    /// Memory for one, of a model of `n_experts` experts over all its layers.
+    pub fn new(n_experts: usize, n_workers: usize) -> Self {
+        Self {
+            id: RequestId(0),
+            picks: vec![0; n_experts].into(),
+            n_corrections: 0,
+            behind: Vec::with_capacity(n_workers),
+            has_moved: false,
+            context: 0,
+            since: 0,
+        }
+    }
+
+    /// Becomes a request that has not run yet.
+    pub fn begin(&mut self, id: RequestId, picks: &[u16]) {
+        self.id = id;
+        self.picks.copy_from_slice(picks);
+        self.behind.clear();
+        (self.n_corrections, self.has_moved) = (0, false);
+    }
+
+    /// How far `worker` is behind, where that is known.
+    pub fn behind(&self, worker: WorkerId) -> f64 {
+        self.behind.get(worker.index()).copied().unwrap_or(0.0).into()
     }
 }
 
@@ -108,7 +131,9 @@ mod tests {
         let tables = Tables::new();
         let mut batch = Batch::new(3);
         for id in 0..3 {
-            batch.push(Resident::new(RequestId(id), vec![ONE / 2, 0, ONE / 4].into()), 10, 0, &tables);
+            let mut resident = Resident::new(3, 1);
+            resident.begin(RequestId(id), &[ONE / 2, 0, ONE / 4]);
+            batch.push(resident, 10, 0, &tables);
             batch.n_steps += 5;
         }
         let (load, ids) = (batch.load(3), batch.residents.iter().map(|resident| resident.id).collect::<Vec<_>>());

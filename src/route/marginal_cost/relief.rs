@@ -11,8 +11,9 @@ use crate::{
 /// Steps a sequence has run before it is looked at. It is expected to run as many more as it has.
 const SETTLED: i64 = 4;
 
-/// Part of a step that a move must save for each token; in all it must save more than it costs.
-const LEAST: f64 = 0.1;
+/// Part of a step that a move must save for each token; in all it must save more than it costs. Less is mostly chance: the
+/// best of many predictions is too good.
+const LEAST: f64 = 0.2;
 
 impl MarginalCost {
     /// Looks at the worker whose step takes longest, and at sequences that have not moved yet.
@@ -25,6 +26,7 @@ impl MarginalCost {
         let busy = workers.iter().rev().filter(|worker| worker.healthy && worker.n_inflight > 0);
         let from = busy.max_by(|a, b| step(a).total_cmp(&step(b)))?;
         let step_from = step(from);
+        let lambda = self.lambda(workers) * step_from;
         let without = WorkerView { n_inflight: from.n_inflight - 1, ..*from };
         let mut best: Option<Relief> = None;
         for at in 0..self.workers[from.id.index()].residents.len() {
@@ -35,10 +37,11 @@ impl MarginalCost {
             }
             let resident = batch.take(at, &self.tables);
             self.picks.copy_from_slice(&resident.picks);
-            let here = self.joining(&without, n_tokens).cost;
+            let here = self.joining(&without, n_tokens).cost + lambda * resident.behind(from.id);
             for to in workers.iter().filter(|to| to.eligible() && to.id != from.id) {
-                let marginal = self.joining(to, n_tokens);
-                let saved = here - marginal.cost;
+                let mut marginal = self.joining(to, n_tokens);
+                marginal.regret = lambda * resident.behind(to.id);
+                let saved = here - marginal.cost - marginal.regret;
                 // The others wait while it is given away and taken in, and it itself until the step is over in which it
                 // leaves.
                 let price = f64::from(from.n_inflight + to.n_inflight + 1) * stall + step_from;
@@ -67,10 +70,12 @@ impl MarginalCost {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::{
         route::{MarginalCostParams, RoutePolicy, RouteRequest, StepTime},
-        signature::ExpertCounts,
+        signature::{ExpertCounts, Signature},
         types::MoeShape,
     };
 
@@ -81,16 +86,24 @@ mod tests {
     /// Even requests pick experts 0 and 1, odd ones 6 and 7: three even ones and an odd one on worker 0, three odd ones on
     /// worker 1, all settled.
     fn policy() -> MarginalCost {
+        settle(|policy| policy)
+    }
+
+    fn settle(with: impl Fn(MarginalCost) -> MarginalCost) -> MarginalCost {
         let shape = MoeShape { layers: vec![0, 1], n_layer: 3, n_expert: 8, n_expert_used: 2 };
         let time = StepTime { fixed: 1.0, per_expert: 1.0, per_sequence: 0.1, per_token: 0.0 };
-        let mut policy = MarginalCost::new(Some(&shape), 2, MarginalCostParams::default()).with_step_time(time);
+        let mut policy = with(MarginalCost::new(Some(&shape), 2, MarginalCostParams::default()).with_step_time(time));
+        let own = Signature::normalised(vec![1.0, 0.0]).expect("not zero");
+        let signature = policy.centroids.as_ref().map(|_| &own);
         for (id, worker) in [(0, 0), (2, 0), (4, 0), (1, 0), (3, 1), (5, 1), (7, 1)] {
             let mut counts = ExpertCounts::for_shape(&shape);
             counts.add_tokens(30);
             let experts = if id % 2 == 0 { [0, 1] } else { [6, 7] };
             shape.usable().into_iter().for_each(|layer| counts.add(layer, &experts.repeat(30)));
+            let id = RequestId(id);
             let request =
-                RouteRequest { id: RequestId(id), counts: Some(&counts), n_tokens: 30, ..RouteRequest::default() };
+                RouteRequest { id, counts: Some(&counts), signature, n_tokens: 30, ..RouteRequest::default() };
+            policy.select(&request, &[view(0, 0), view(1, 0)]).expect("room");
             policy.placed(&request, WorkerId(worker));
         }
         for batch in &mut policy.workers {
@@ -110,6 +123,20 @@ mod tests {
         assert_eq!((policy.workers[0].find(RequestId(1)), policy.workers[1].find(RequestId(1))), (None, Some(3)));
         assert_eq!((policy.workers[1].n_run(3), policy.workers[1].n_tokens(3)), (100, 130));
         assert_eq!(policy.relief(&[view(0, 3), view(1, 4)], 0.0), None, "each is among its like");
+    }
+
+    #[test]
+    fn a_move_away_from_the_nearest_centroid_must_save_the_regret_too() {
+        let moves = |lambda| {
+            let axes = Arc::new(ndarray::array![[1.0f32, 0.0], [0.0, 1.0]]);
+            let mut policy = settle(|policy| policy.with_centroids(Arc::clone(&axes)).expect("two of length 1"));
+            policy.params.lambda = lambda;
+            policy.relief(&[view(0, 4), view(1, 3)], 0.0)
+        };
+        let (free, bound) = (moves(0.0).expect("one is out of place"), moves(0.5).expect("it is still worth it"));
+        assert_eq!((free.id, bound.id), (RequestId(1), RequestId(1)));
+        assert!(bound.marginal.regret > 0.0 && (free.saved - bound.saved - bound.marginal.regret).abs() < 1e-9);
+        assert_eq!(moves(100.0), None);
     }
 
     #[test]
