@@ -29,7 +29,7 @@ use crate::{
     recovery::recoveries,
 };
 
-/// Requests a worker has on average, and requests of each domain that a calibration is fitted to.
+/// Requests a worker has on average under round robin, and requests of each domain that a calibration is fitted to.
 pub const N_RESIDENT: usize = 16;
 const N_FIT: usize = 20;
 /// Requests of a run, for each in the system, and the share of them that come before it is measured.
@@ -45,11 +45,14 @@ const HANDOFF: f64 = 0.1;
 /// One scenario.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Case {
-    /// The domains mixed so; one comes when another has ended.
+    /// The domains mixed so. Requests come at random, as many in a time whatever the policy: shorter steps leave fewer of them
+    /// to run at once.
     Mix(Traffic),
+    /// The domains mixed so; one comes when another has ended, so that batches stay as full as they are.
+    Full(Traffic),
     /// Picks drawn at random, in the prompt and after: there is no locality.
     Noise,
-    /// As calibrated, but requests come in bursts, and the pool is idle in between.
+    /// As calibrated, but requests come in bursts, twice as many in a time, and none in between.
     Bursts,
     /// Half the workers take twice the time.
     Unequal,
@@ -60,7 +63,7 @@ pub enum Case {
 }
 
 impl Case {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 16] = [
         Self::Mix(Traffic::Matched),
         Self::Mix(Traffic::Skewed),
         Self::Mix(Traffic::Step),
@@ -73,6 +76,10 @@ impl Case {
         Self::Straggler,
         Self::LostAndAdded,
         Self::Noise,
+        Self::Full(Traffic::Matched),
+        Self::Full(Traffic::Skewed),
+        Self::Full(Traffic::Step),
+        Self::Full(Traffic::Turnover),
     ];
     pub const ABLATIONS: [Self; 6] = [
         Self::Mix(Traffic::Matched),
@@ -83,19 +90,20 @@ impl Case {
         Self::LostAndAdded,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> String {
         match self {
-            Self::Mix(traffic) => traffic.name(),
-            Self::Noise => "noise",
-            Self::Bursts => "bursts",
-            Self::Unequal => "unequal",
-            Self::Straggler => "straggler",
-            Self::LostAndAdded => "lost_and_added",
+            Self::Mix(traffic) => traffic.name().to_owned(),
+            Self::Full(traffic) => format!("{}, full", traffic.name()),
+            Self::Noise => "noise".to_owned(),
+            Self::Bursts => "bursts".to_owned(),
+            Self::Unequal => "unequal".to_owned(),
+            Self::Straggler => "straggler".to_owned(),
+            Self::LostAndAdded => "lost_and_added".to_owned(),
         }
     }
 
     fn traffic(self) -> Traffic {
-        if let Self::Mix(traffic) = self { traffic } else { Traffic::Matched }
+        if let Self::Mix(traffic) | Self::Full(traffic) = self { traffic } else { Traffic::Matched }
     }
 }
 
@@ -147,16 +155,16 @@ impl World {
     pub fn serve(&self, case: Case, seed: u64, contenders: &[Contender]) -> Result<Vec<Outcome>, Box<dyn Error>> {
         let serving = self.serving(case, seed)?;
         let one = |contender: &Contender| match case {
-            Case::Mix(_) | Case::Noise => serving.replay(contender),
+            Case::Mix(_) | Case::Full(_) | Case::Noise => serving.replay(contender),
             _ => serving.simulate(case, contender),
         };
         contenders.iter().map(one).collect()
     }
 
     /// What the best partitions of those that ran under `contender` would have come to, one outcome for each of
-    /// [`bound::KINDS`]; none where workers differ, come or go, or there is no locality.
+    /// [`bound::KINDS`]; only where batches stay as full as they are.
     pub fn bounds(&self, case: Case, seed: u64, contender: &Contender) -> Result<Vec<Outcome>, Box<dyn Error>> {
-        if let Case::Mix(_) = case { self.serving(case, seed)?.bounds(contender, &self.known) } else { Ok(Vec::new()) }
+        if let Case::Full(_) = case { self.serving(case, seed)?.bounds(contender, &self.known) } else { Ok(Vec::new()) }
     }
 
     fn serving(&self, case: Case, seed: u64) -> Result<Serving<'_>, Box<dyn Error>> {
@@ -181,6 +189,12 @@ impl World {
         let round_robin = PolicyKind::RoundRobin.build(&PolicyParams::new(self.n_workers))?;
         let even = replay(set, &served, &params, round_robin, None)?;
         params.cost = StepCost::from_shares(CostShares::default(), &even, set.n_layer());
+        if let Case::Mix(_) | Case::Noise = case {
+            // A step of round robin takes 1.
+            params.arrivals = Arrivals::Poisson { rate: concurrency as f64 / mean_steps(set, &served), seed };
+            // A policy that takes longer has more to run at once.
+            params.n_slots.fill(4 * N_RESIDENT as u32);
+        }
         Ok(Serving {
             trace,
             set,
@@ -302,9 +316,7 @@ impl Serving<'_> {
         let n = self.params.n_slots.len();
         let concurrency = (N_RESIDENT * n) as u32;
         // A request holds its slot for its steps, of STEP_MS each.
-        let mean_steps =
-            self.served.iter().map(|&at| f64::from(self.set.n_steps(at))).sum::<f64>() / self.served.len() as f64;
-        let life = mean_steps * STEP_MS / 1e3;
+        let life = mean_steps(self.set, &self.served) * STEP_MS / 1e3;
         let total = ROUNDS as f64 * life;
         let group =
             |workers: usize, speed| DecodeGroup { workers: workers as u32, slots: 2 * N_RESIDENT as u32, speed };
@@ -319,7 +331,7 @@ impl Serving<'_> {
         };
         match case {
             Case::Bursts => Scenario {
-                rate: Some(0.5 * f64::from(concurrency) / life),
+                rate: Some(f64::from(concurrency) / life),
                 burst: Some(Burst { on: life, off: life }),
                 concurrency: None,
                 ..even
@@ -331,9 +343,13 @@ impl Serving<'_> {
                 let events = [event(0.4, 0, Happens::Fail, 1.0), event(0.7, 0, Happens::Join, slots)];
                 Scenario { event: events.to_vec(), ..even }
             }
-            Case::Mix(_) | Case::Noise => even,
+            Case::Mix(_) | Case::Full(_) | Case::Noise => even,
         }
     }
+}
+
+fn mean_steps(set: &ReplaySet, served: &[usize]) -> f64 {
+    served.iter().map(|&at| f64::from(set.n_steps(at))).sum::<f64>() / served.len() as f64
 }
 
 /// The same prompts and lengths with picks drawn at random.

@@ -31,7 +31,7 @@ const HEAD: i32 = 64;
 /// A mark's line.
 const LINE: i32 = 13;
 /// Percent at either end.
-const RANGE: (f64, f64) = (-15.0, 20.0);
+const RANGE: (f64, f64) = (-20.0, 20.0);
 
 /// Draws the marks of the policies that are compared, or all where it is not them.
 pub fn draw(path: &Path, titles: [&str; 2], marks: &[Mark]) -> Result<(), Box<dyn Error>> {

@@ -12,7 +12,7 @@ use crate::{
 /// Changes in percent, with 95% intervals over the seeds; one is against what the same seed gave the other policy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    pub scenario: &'static str,
+    pub scenario: String,
     pub workers: usize,
     pub policy: String,
     pub is_default: bool,
@@ -36,7 +36,7 @@ const SHOWN: f64 = 2.0;
 impl Row {
     /// Median and P99.
     pub fn mark(&self) -> Mark {
-        Mark { group: self.scenario.to_owned(), name: self.policy.clone(), left: self.p50, right: self.p99 }
+        Mark { group: self.scenario.clone(), name: self.policy.clone(), left: self.p50, right: self.p99 }
     }
 }
 
