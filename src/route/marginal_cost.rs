@@ -22,9 +22,6 @@ use crate::{
     types::{MoeShape, RequestId, WorkerId},
 };
 
-/// Part of what a request would add to a worker's batch on average that is not held against it while it waits.
-const BARGAIN: f64 = 0.8;
-
 /// How the cost is weighed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MarginalCostParams {
@@ -230,15 +227,17 @@ impl RoutePolicy for MarginalCost {
         self.centroids.as_mut().map_or(Ok(()), |old| old.replace(centroids))
     }
 
-    /// Less what it would cost the worker's batch on average: requests that pick many experts must run some time, and a
-    /// bargain is one that the batch of now makes cheap.
+    /// What the experts it adds, and the regret, cost the batch of now, over what they cost its batches on average. Requests
+    /// that pick many experts, or are long, must run some time: a bargain is one that the batch of now makes cheap. All are
+    /// alike where experts cost nothing.
     fn cost(&mut self, request: &RouteRequest<'_>, workers: &[WorkerView]) -> Option<f64> {
-        let (offer, _) = self.price(request, workers)?;
-        let worker = workers[offer.position];
-        let usually = f64::from(self.workers[worker.id.index()].survival.usually_added(&self.picks));
-        let per_expert = f64::from(worker.n_inflight + 1) * self.times.get(worker.id.index()).per_expert;
-        let Marginal { cost, regret, .. } = offer.marginal;
-        Some(cost + regret - BARGAIN * f64::from(self.params.pull) * per_expert * usually)
+        let (Offer { position, marginal, .. }, _) = self.price(request, workers)?;
+        let worker = workers[position];
+        let time = self.times.get(worker.id.index()).per_expert;
+        let for_all = f64::from(self.params.pull) * f64::from(worker.n_inflight + 1) * time;
+        let usually = for_all * f64::from(self.workers[worker.id.index()].survival.usually_added(&self.picks));
+        let now = for_all * f64::from(marginal.added_experts) + marginal.regret;
+        Some(if usually > 0.0 { now / usually } else { 0.0 })
     }
 
     fn placed(&mut self, request: &RouteRequest<'_>, worker: WorkerId) {
@@ -479,7 +478,7 @@ mod tests {
                 if !prices.is_empty() {
                     let decision = place(&mut policy, &mut workers, &request);
                     let got = decision.marginal.expect("a price").cost;
-                    prop_assert!(cost.is_some_and(|cost| cost <= got), "{:?} {}", cost, got);
+                    prop_assert!(cost.is_some_and(|cost| cost >= 0.0 && cost.is_finite()), "{:?} {}", cost, got);
                     prop_assert!((got / least - 1.0).abs() < 0.01, "{} {}", got, least);
                     residents.push((request.id, decision.worker, q));
                 }
