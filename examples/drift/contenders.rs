@@ -96,9 +96,9 @@ pub fn ablations() -> Vec<Ablation> {
     let no_refit = vary("refit off".to_owned(), &|contender| contender.refit = None);
     let no_centroids = Contender { calibrated: false, refit: None, ..Contender::default_policy("centroids off") };
     vec![
-        ("lambda", [0.0, 0.1, 0.3, 1.2, 2.4].map(lambda).to_vec()),
+        ("lambda", [0.0, 0.1, 0.2, 0.8, 1.6].map(lambda).to_vec()),
         ("a", [0.5, 8.0, 32.0].map(a).to_vec()),
-        ("pull", [1.0, 1.5, 3.0].map(pull).to_vec()),
+        ("pull", [1.0, 2.0, 3.0].map(pull).to_vec()),
         ("window", [128, 256, 512, 2048].map(window).to_vec()),
         ("refit", vec![no_refit, no_centroids]),
         ("feedback", [64, 16, 4].map(feedback).to_vec()),

@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MarginalCostParams {
     /// What a similarity one lower than the best costs, in steps, where recent requests spread evenly over the centroids; down
-    /// to a sixth of it where most are nearest to few of them. Counts only where there are centroids.
+    /// to a quarter of it where most are nearest to few of them. Counts only where there are centroids.
     pub lambda: f32,
     /// Tokens that the usual picks weigh in the prediction of a request's.
     pub prior_tokens: f32,
@@ -41,7 +41,7 @@ pub struct MarginalCostParams {
 impl Default for MarginalCostParams {
     /// As replays of recorded requests had the best median whose 99th percentile was never behind a load balancer's.
     fn default() -> Self {
-        Self { lambda: 0.6, prior_tokens: 2.0, pull: 2.0, feedback: 0 }
+        Self { lambda: 0.4, prior_tokens: 2.0, pull: 1.5, feedback: 0 }
     }
 }
 
