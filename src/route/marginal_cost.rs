@@ -83,6 +83,8 @@ struct Offer {
     position: usize,
     worker: WorkerId,
     similarity: Option<f32>,
+    /// How far the similarity is behind the best; a worker without a centroid is not.
+    behind: f32,
     marginal: Marginal,
 }
 
@@ -177,27 +179,26 @@ impl MarginalCost {
                 _ => None,
             };
             best = best.max(similarity.unwrap_or(best));
-            self.offers.push(Offer { position, worker: worker.id, similarity, marginal });
+            self.offers.push(Offer { position, worker: worker.id, similarity, behind: 0.0, marginal });
         }
         let mean_step = self.offers.iter().map(|offer| offer.marginal.step).sum::<f64>() / self.offers.len() as f64;
         let lambda = self.lambda(workers) * mean_step;
         for offer in &mut self.offers {
-            let behind = offer.similarity.map_or(0.0, |own| best - own);
-            offer.marginal.regret = lambda * f64::from(behind);
+            offer.behind = offer.similarity.map_or(0.0, |own| best - own);
+            offer.marginal.regret = lambda * f64::from(offer.behind);
         }
         let score = |offer: &&Offer| offer.marginal.cost + offer.marginal.regret;
         let least = self.offers.iter().min_by(|a, b| score(a).total_cmp(&score(b)))?;
         Some((*least, (best > f32::NEG_INFINITY).then_some(best)))
     }
 
-    /// How far each worker's similarity is behind the best, of the request that was priced last and is now placed. Workers
-    /// that were not eligible are as far behind as any.
+    /// How far each worker is behind, for the request that was priced last and is now placed. Workers that were not eligible
+    /// are as far behind as any.
     fn compare(&mut self, behind: &mut Vec<f32>) {
-        let known = || self.offers.iter().filter_map(|offer| Some((offer.worker, offer.similarity?)));
-        let Some((nearest, best)) = known().max_by(|(_, a), (_, b)| a.total_cmp(b)) else { return };
-        let worst = known().map(|(_, similarity)| similarity).fold(best, f32::min);
-        behind.resize(self.workers.len(), best - worst);
-        known().for_each(|(worker, similarity)| behind[worker.index()] = best - similarity);
+        let known = self.offers.iter().filter_map(|offer| Some((offer.worker, offer.similarity?)));
+        let Some((nearest, _)) = known.max_by(|(_, a), (_, b)| a.total_cmp(b)) else { return };
+        behind.resize(self.workers.len(), self.offers.iter().map(|offer| offer.behind).fold(0.0, f32::max));
+        self.offers.iter().for_each(|offer| behind[offer.worker.index()] = offer.behind);
         self.spread.observe(nearest);
     }
 }
