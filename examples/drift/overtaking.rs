@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// So many that the queue that runs empty in the end does not count.
-const N_REQUESTS: usize = 4800;
+const N_REQUESTS: usize = 19_200;
 
 /// Against first come, first served, in percent.
 #[derive(Debug, Serialize)]

@@ -14,8 +14,9 @@ const TABLE_SHIFT: u32 = 8;
 /// Below half of 1/32768 nothing survives: 16 halvings.
 const N_TABLE: usize = 16 << 8;
 
-/// Batches over which survivals are averaged.
-const BATCHES: i32 = 50;
+/// Batches over which survivals are averaged. Of half as many the batch of now is too large a part; twice as many gain
+/// no more.
+const BATCHES: i32 = 75;
 
 /// Products are summed in so many lanes of 16 bits, which hold so many of them: each is below 2^12.
 const LANES: usize = 32;
