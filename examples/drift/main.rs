@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rows::print(&of_case);
         rows.extend(of_case);
     }
-    let behind: Vec<&Row> = rows.iter().filter(|row| row.is_default && row.p50_to_round_robin.low > 0.0).collect();
+    let behind: Vec<&Row> = rows.iter().filter(|row| row.is_default && row.mean_to_round_robin.low > 0.0).collect();
     println!("the default is behind round robin in {} of {} cases", behind.len(), cases.len());
     let overtaking = overtaking::all(&world)?;
     overtaking::print(&overtaking);

@@ -21,8 +21,8 @@ pub struct Row {
     pub p50: Interval,
     pub p99: Interval,
     pub mean: Interval,
-    /// The same against round robin.
-    pub p50_to_round_robin: Interval,
+    /// The mean against round robin's, whose median says little where it crowds half of the workers.
+    pub mean_to_round_robin: Interval,
     /// The gain of `mean` as a share of what the best partition of even batches would gain, where that is known and 2 % or more.
     pub of_best: Option<f64>,
     pub experts_per_step: f64,
@@ -67,7 +67,7 @@ pub fn rows(case: Case, workers: usize, names: &[(&str, bool)], runs: &[Vec<Outc
             p50: change(at, best(p50), p50),
             p99: change(at, best(p99), p99),
             mean: change(at, best(average), average),
-            p50_to_round_robin: change(at, 0, p50),
+            mean_to_round_robin: change(at, 0, average),
             of_best: most.filter(|&most| at >= 4 && most < -SHOWN).map(|most| gain(at) / most),
             experts_per_step: mean(at, |run| run.experts),
             recovery_steps: (0..n_changes).map(|change| recovery(change) / runs.len() as f64).collect(),
