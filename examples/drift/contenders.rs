@@ -96,7 +96,7 @@ pub fn ablations() -> Vec<Ablation> {
     let no_refit = vary("refit off".to_owned(), &|contender| contender.refit = None);
     let no_centroids = Contender { calibrated: false, refit: None, ..Contender::default_policy("centroids off") };
     vec![
-        ("lambda", [0.0, 0.1, 0.2, 0.8, 1.6].map(lambda).to_vec()),
+        ("lambda", [0.0, 0.2, 0.4, 1.6].map(lambda).to_vec()),
         ("a", [0.5, 8.0, 32.0].map(a).to_vec()),
         ("pull", [1.0, 2.0, 3.0].map(pull).to_vec()),
         ("window", [128, 256, 512, 2048].map(window).to_vec()),

@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MarginalCostParams {
     /// What a similarity one lower than the best costs, in steps, where recent requests spread evenly over the centroids; down
-    /// to a quarter of it where most are nearest to few of them. Counts only where there are centroids.
+    /// to an eighth of it where most are near to few of them. Counts only where there are centroids.
     pub lambda: f32,
     /// Tokens that the usual picks weigh in the prediction of a request's.
     pub prior_tokens: f32,
@@ -41,7 +41,7 @@ pub struct MarginalCostParams {
 impl Default for MarginalCostParams {
     /// As replays of recorded requests had the best median whose 99th percentile was never behind a load balancer's.
     fn default() -> Self {
-        Self { lambda: 0.4, prior_tokens: 2.0, pull: 1.5, feedback: 0 }
+        Self { lambda: 0.8, prior_tokens: 2.0, pull: 1.5, feedback: 0 }
     }
 }
 
@@ -54,7 +54,7 @@ impl Default for MarginalCostParams {
 /// With the worker's step time T, learnt from its steps ([`StepTimes`]), the batch of B sequences loses
 /// `J = (B + 1) T(B + 1, U + dU) - B T(B, U)` for each token, where what dU adds counts [`MarginalCostParams::pull`] times.
 /// Chosen is the least `J + lambda (best similarity - similarity) T`, T the eligible workers' mean step, and similarity the cosine of
-/// signature and centroid, where there are both. Lambda is less where the nearest centroids of recent requests are not spread over the
+/// signature and centroid, where there are both. Lambda is less where the centroids that recent requests are near to are not spread over the
 /// workers as their slots are: who kept to them would crowd some workers and leave others idle.
 #[derive(Debug, Clone)]
 pub struct MarginalCost {
@@ -195,11 +195,12 @@ impl MarginalCost {
     /// How far each worker is behind, for the request that was priced last and is now placed. Workers that were not eligible
     /// are as far behind as any.
     fn compare(&mut self, behind: &mut Vec<f32>) {
-        let known = self.offers.iter().filter_map(|offer| Some((offer.worker, offer.similarity?)));
-        let Some((nearest, _)) = known.max_by(|(_, a), (_, b)| a.total_cmp(b)) else { return };
-        behind.resize(self.workers.len(), self.offers.iter().map(|offer| offer.behind).fold(0.0, f32::max));
-        self.offers.iter().for_each(|offer| behind[offer.worker.index()] = offer.behind);
-        self.spread.observe(nearest);
+        let known = self.offers.iter().filter(|offer| offer.similarity.is_some());
+        if known.clone().next().is_some() {
+            behind.resize(self.workers.len(), self.offers.iter().map(|offer| offer.behind).fold(0.0, f32::max));
+            self.offers.iter().for_each(|offer| behind[offer.worker.index()] = offer.behind);
+            self.spread.observe(known.map(|offer| (offer.worker, offer.behind)));
+        }
     }
 }
 
