@@ -3,7 +3,7 @@
 # serve both workloads, as calibrated and in parts of 45, 30, 15 and 10 of 100, under the load balancers, the paper's band and
 # `marginal_cost` as `--policy auto` runs it.
 #
-#   bash examples/paper/past.sh          some 30 minutes on a core after the build, with TRACES given
+#   bash examples/paper/past.sh          some 70 minutes on a core after the build, with TRACES given
 #   bash examples/paper/past.sh small    the same commands at the smallest setting
 #
 # A step takes what memory-bound.toml says for the experts it read, so the table is the same on every machine that computes the
@@ -19,7 +19,7 @@ setting="${1:-full}"
 model=examples/data/tiny-moe-64x4.gguf
 out="${OUT:-$TARGET/past}"
 case "$setting" in
-    full) workers=8 requests=360 tokens=48 rate=89 seeds="1 2" taus=0.1,0.2,0.4 record_requests=400 record_tokens=128 ;;
+    full) workers=8 requests=1080 tokens=48 rate=89 seeds="1 2" taus=0.1,0.2,0.4 record_requests=400 record_tokens=128 ;;
     small) workers=2 requests=20 tokens=8 rate=130 seeds="1 2" taus=0.1,0.4 record_requests=32 record_tokens=8 ;;
     *) stop "the setting is full or small, not $setting" ;;
 esac
@@ -68,7 +68,7 @@ for workload in $workloads; do
             name="$workload.$mix.$seed"
             bench=("$eldr" bench -m "$model" --workload "$out/$name.jsonl" --threads 1 --calibration "$calibration"
                 --charge examples/paper/memory-bound.toml --step-cost examples/paper/memory-bound.toml --rate "$rate"
-                --prefill "$workers" --decode "$workers" --slots 48 --ctx 1024 --output-tokens "$tokens" --warmup 0.35 --seed "$seed")
+                --prefill "$workers" --decode "$workers" --slots 48 --ctx 1024 --output-tokens "$tokens" --warmup 0.2 --seed "$seed")
             "${bench[@]}" --policies round_robin,least_loaded,random,power_of_two,marginal_cost --refit --rows "$out/$name.json" > /dev/null
             "${bench[@]}" --policies locality_band --sweep "tau=$taus" --rows "$out/$name.band.json" > /dev/null
         done
